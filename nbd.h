@@ -946,3 +946,2577 @@ NBD_API int nbd_sync_close(nbd_sync *sync);
 #endif
 
 #endif // NBD_H
+
+#if defined(NBD_IMPLEMENTATION) && !defined(NBD_IMPLEMENTATION_DONE)
+#define NBD_IMPLEMENTATION_DONE
+
+#include <string.h>
+//@INCLUDES@
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/// Implementation notes ///
+//
+// Order of what follows: wire, memory of a request, range proof, endings, sending
+// (requests, options), receiving (input memory, options, replies), public
+// functions.  The engine knows no sockets, clocks, heap, errno or TLS.
+//
+// STATES.  What each state reads, and where it leads.  A state reads a fixed
+// number of bytes that lie in one piece (the least read-ahead holds the
+// largest), or a counted run of any size.  So every state restarts at any byte,
+// and the events are the same for every cut of the stream.
+//
+//   state        reads                              leads to
+//   IDLE         nothing                            MAGIC (nbd_connect)
+//   MAGIC        16: NBDMAGIC and a second magic    OLD, FLAGS
+//   OLD          136: size, flags, zeroes           REPLY
+//   FLAGS        2: handshake flags                 OPTION, NAME, HAGGLE
+//   HAGGLE       nothing is due                     OPTION, NAME (nbd_negotiate)
+//   OPTION       20: header of an option reply      INFO, SERVER, CONTEXT, TEXT,
+//                                                   SETTLE
+//   INFO         2: type of the information         INFO_EXPORT, INFO_BLOCK, TEXT,
+//                                                   SKIP
+//   INFO_EXPORT  10: size, flags                    OPTION
+//   INFO_BLOCK   12: three sizes                    OPTION
+//   SERVER       4: length of a name                TEXT, then LISTED
+//   LISTED       nothing                            TEXT, OPTION
+//   CONTEXT      4: number of a metadata context    TEXT
+//   NAME         10 or 134: size, flags, zeroes     SETTLE
+//   TEXT         a text, or what the buffer holds   SKIP
+//   SKIP         a counted run, dropped             `after`
+//   SETTLE       nothing; the final reply is in,    OPTION, NAME, HAGGLE, TLS, REPLY,
+//                the rest of the option goes out    CLOSING
+//   TLS          nothing                            OPTION, HAGGLE (nbd_starttls)
+//   REPLY        16, 20 or 32: header of a reply    DATA, OFFSET, HOLE, ERROR, STATUS,
+//                                                   END, REPLY, CLOSING
+//   OFFSET       8: offset of a data chunk          DATA
+//   DATA         a counted run of payload           END
+//   HOLE         12: offset, size                   END
+//   ERROR        6: error, length of its message    TEXT, SKIP, ERROR_OFFSET, END
+//   ERROR_OFFSET 8: offset of the error             END
+//   STATUS       4 or 8: context, count             EXTENT
+//   EXTENT       8 or 16: one extent                EXTENT, END
+//   END          nothing: a chunk is complete       REPLY
+//   CLOSING      everything, dropped                DEAD
+//   DEAD         nothing: requests finish           ENDED
+//   ENDED        nothing                            MAGIC (nbd_connect)
+//
+// Every state leads to DEAD: a wrong byte, end of stream, a failed hook.
+//
+// BUFFER.  [0, head_size) is the header area, [head_size, buffer_size) reads
+// ahead.  Encoded bytes lie at [head_sent, head_fill); the area starts anew when
+// all of it has gone out.  Unparsed input lies at [in_start, in_end).  Only
+// nbd_incoming moves it, and only when no input memory is on offer.  Payload of
+// the caller's is on offer only while the read-ahead is empty, so the stream is
+// always: payload first, then what lies behind it.
+//
+// REQUESTS.  A slot is free (id 0), or between `first` and the end of the send queue
+// (not all of it has gone out), or sent and waiting, or in the `done` list (sent
+// and replied).  `unsent` is the first of the queue without an encoded header.  A
+// reply matches from the moment the whole header has been offered, since the
+// receive completion may be seen first; the request finishes when the last byte
+// is acknowledged too.  nbd_next alone frees a slot.
+//
+// OPTIONS.  An option is a sequence of pieces: small encoded ones (header, lengths) in
+// the header area, strings where the caller keeps them.  Piece 0 is the client
+// flags.  Any piece can be made again from its index alone, so a short header
+// area and a blocked transport only delay.
+//
+// WANTS.  NOW is said if nbd_next was not asked since something came in, and if a
+// direction could move at once: it is computed from `fresh`, the last results of the
+// transport and what is pending.  So commands issued after nbd_poll are NOW as well:
+// it spares the program a wait for a socket that is writable anyway.
+
+// clang-format off
+enum nbdi_state {
+    NBDI_IDLE, NBDI_MAGIC, NBDI_OLD, NBDI_FLAGS, NBDI_HAGGLE, NBDI_OPTION, NBDI_INFO, NBDI_INFO_EXPORT,
+    NBDI_INFO_BLOCK, NBDI_SERVER, NBDI_LISTED, NBDI_CONTEXT, NBDI_NAME, NBDI_TEXT, NBDI_SKIP,
+    NBDI_SETTLE, NBDI_TLS, NBDI_REPLY, NBDI_OFFSET, NBDI_DATA, NBDI_HOLE, NBDI_ERROR, NBDI_ERROR_OFFSET,
+    NBDI_STATUS, NBDI_EXTENT, NBDI_END, NBDI_CLOSING, NBDI_DEAD, NBDI_ENDED
+};
+// clang-format on
+
+// What one step of the parser came to.
+enum nbdi_step { NBDI_WAIT, NBDI_AGAIN, NBDI_EVENT };
+
+// nbd_slot.state
+#define NBDI_OFFERED 0x01u // the whole header has been offered
+#define NBDI_SENT 0x02u    // every byte is acknowledged
+#define NBDI_REPLIED 0x04u // the reply is complete
+#define NBDI_SPARED 0x08u  // holes were left untouched (NBD_SPARSE)
+
+// nbd_client.in_over
+#define NBDI_IN_EOF 1
+#define NBDI_IN_FAILED 2
+
+// nbd_client.disc
+#define NBDI_DISC_DUE 1
+#define NBDI_DISC_ENCODED 2
+
+#define NBDI_NONE 0xffffu // no slot
+
+// Wire: magic numbers and sizes of headers.
+#define NBDI_MAGIC_NBD 0x4e42444d41474943u
+#define NBDI_MAGIC_OPTION 0x49484156454f5054u
+#define NBDI_MAGIC_OLD 0x00420281861253u
+#define NBDI_MAGIC_OPTION_REPLY 0x0003e889045565a9u
+#define NBDI_MAGIC_REQUEST 0x25609513u
+#define NBDI_MAGIC_EXTENDED_REQUEST 0x21e41c71u
+#define NBDI_MAGIC_SIMPLE 0x67446698u
+#define NBDI_MAGIC_STRUCTURED 0x668e33efu
+#define NBDI_MAGIC_EXTENDED 0x6e8a278cu
+
+#define NBDI_FIXED_NEWSTYLE 1u
+#define NBDI_NO_ZEROES 2u
+
+#define NBDI_REP_ACK 1u
+#define NBDI_REP_SERVER 2u
+#define NBDI_REP_INFO 3u
+#define NBDI_REP_META_CONTEXT 4u
+#define NBDI_REP_ERROR 0x80000000u
+
+#define NBDI_INFO_TYPE_EXPORT 0u
+#define NBDI_INFO_TYPE_NAME 1u
+#define NBDI_INFO_TYPE_DESCRIPTION 2u
+#define NBDI_INFO_TYPE_BLOCK_SIZE 3u
+
+#define NBDI_CHUNK_DONE 1u // NBD_REPLY_FLAG_DONE
+#define NBDI_CHUNK_NONE 0u
+#define NBDI_CHUNK_DATA 1u
+#define NBDI_CHUNK_HOLE 2u
+#define NBDI_CHUNK_STATUS 5u
+#define NBDI_CHUNK_STATUS_EXT 6u
+#define NBDI_CHUNK_ERROR 0x8001u
+#define NBDI_CHUNK_ERROR_OFFSET 0x8002u
+
+#define NBDI_WIRE_DISC 2u
+#define NBDI_WIRE_PAYLOAD_LEN 0x20u
+#define NBDI_WIRE_FLAGS 0x1fu // these bits of nbd_op.flags are the wire's own
+
+#define NBDI_STRING_MAX 4096u       // chapter "Conventions"
+#define NBDI_INFO_MAX 65536u        // an unknown information type, with its header
+#define NBDI_ERROR_MAX 8192u        // an unknown error chunk
+#define NBDI_EXTENTS_MAX 1048576u   // chapter "NBD_REPLY_TYPE_BLOCK_STATUS"
+#define NBDI_MAXIMUM 33554432u      // chapter "Size constraints", as the next two
+#define NBDI_PREFERRED 4096u
+#define NBDI_MINIMUM_LARGEST 65536u
+
+#ifndef NBD_IOVECS
+#ifdef NBD_NO_SOCKETS
+#define NBD_IOVECS 16
+#else
+#define NBD_IOVECS 128
+#endif
+#endif
+
+#ifndef NBD_POLL_BYTES
+#define NBD_POLL_BYTES 1048576
+#endif
+
+#ifndef NBD_STAGE
+#ifdef NBD_NO_SOCKETS
+#define NBD_STAGE 128
+#else
+#define NBD_STAGE 512
+#endif
+#endif
+
+#ifndef NBD_ASSERT
+#define NBD_ASSERT(x) ((void)0)
+#endif
+
+#ifdef NBD_NO_TEXT
+#define NBDI_SAY(text) ""
+#else
+#define NBDI_SAY(text) text
+#endif
+
+// Refuses to compile if a size that a comment states is wrong.
+#define NBDI_STATIC_ASSERT(name, x) typedef char nbdi_assert_##name[(x) ? 1 : -1]
+NBDI_STATIC_ASSERT(ranges, NBD_RANGES >= 1 && NBD_RANGES <= 64);
+NBDI_STATIC_ASSERT(iovecs, NBD_IOVECS >= 2 && NBD_IOVECS <= 1024);
+NBDI_STATIC_ASSERT(stage, NBD_STAGE >= 1 && NBD_STAGE <= 65536);
+NBDI_STATIC_ASSERT(poll_bytes, NBD_POLL_BYTES >= 1);
+
+/// Wire ///
+
+static uint16_t nbdi_get16(const uint8_t *p)
+{
+    return (uint16_t)((unsigned)p[0] << 8 | p[1]);
+}
+
+static uint32_t nbdi_get32(const uint8_t *p)
+{
+    return (uint32_t)nbdi_get16(p) << 16 | nbdi_get16(p + 2);
+}
+
+static uint64_t nbdi_get64(const uint8_t *p)
+{
+    return (uint64_t)nbdi_get32(p) << 32 | nbdi_get32(p + 4);
+}
+
+static void nbdi_put16(uint8_t *p, uint32_t value)
+{
+    p[0] = (uint8_t)(value >> 8);
+    p[1] = (uint8_t)value;
+}
+
+static void nbdi_put32(uint8_t *p, uint32_t value)
+{
+    nbdi_put16(p, value >> 16);
+    nbdi_put16(p + 2, value & 0xffffu);
+}
+
+static void nbdi_put64(uint8_t *p, uint64_t value)
+{
+    nbdi_put32(p, (uint32_t)(value >> 32));
+    nbdi_put32(p + 4, (uint32_t)value);
+}
+
+static uint64_t nbdi_min(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/// Memory of a request ///
+//
+// A cursor is a place in the caller's memory: entry and bytes into it.  A plain
+// buffer is one entry.
+
+static nbd_iovec nbdi_entry(const nbd_slot *s, uint32_t index)
+{
+    return s->iov_count ? s->data.many[index] : s->data.one;
+}
+
+// The memory in one piece at the cursor, at most `most` bytes; the cursor moves
+// behind it.  The caller knows that at least `most` bytes are left, so the search
+// for an entry that is not used up ends inside the array.
+static nbd_iovec nbdi_piece(const nbd_slot *s, nbdi_cursor *cursor, uint64_t most)
+{
+    nbd_iovec v = nbdi_entry(s, cursor->index);
+    while (cursor->skip == v.size) {
+        cursor->skip = 0;
+        v = nbdi_entry(s, ++cursor->index);
+    }
+    v.base = (uint8_t *)v.base + cursor->skip;
+    v.size = (size_t)nbdi_min(v.size - cursor->skip, most);
+    cursor->skip += v.size;
+    return v;
+}
+
+static void nbdi_advance(const nbd_slot *s, nbdi_cursor *cursor, uint64_t bytes)
+{
+    while (bytes) {
+        bytes -= nbdi_piece(s, cursor, bytes).size;
+    }
+}
+
+static void nbdi_seek(const nbd_slot *s, nbdi_cursor *cursor, uint64_t place)
+{
+    cursor->index = 0;
+    cursor->skip = 0;
+    nbdi_advance(s, cursor, place);
+}
+
+static void nbdi_clear(const nbd_slot *s, uint64_t place, uint64_t bytes)
+{
+    nbdi_cursor cursor;
+    nbdi_seek(s, &cursor, place);
+    while (bytes) {
+        nbd_iovec v = nbdi_piece(s, &cursor, bytes);
+        memset(v.base, 0, v.size);
+        bytes -= v.size;
+    }
+}
+
+// Writes of const memory go through the same struct; nothing is stored there.
+static void *nbdi_unconst(const void *p)
+{
+    return (void *)(uintptr_t)p;
+}
+
+/// Range proof ///
+//
+// A read succeeds only if the server sent every byte exactly once.  The sum of
+// the lengths would not do: two chunks over one half add up to the whole.  So each
+// request keeps the sorted list of disjoint ranges that content was announced
+// for; it has one entry while the server answers in order.
+
+static int nbdi_insert(nbd_slot *s, uint32_t i, uint32_t from, uint32_t to)
+{
+    if (s->range_count == NBD_RANGES) {
+        return NBD_ERR_FRAGMENTED;
+    }
+    memmove(&s->range[i + 1], &s->range[i], (size_t)(s->range_count - i) * sizeof s->range[0]);
+    s->range[i][0] = from;
+    s->range[i][1] = to;
+    s->range_count++;
+    return 0;
+}
+
+// Range i ends at `from`: it grows to `to`, and joins the next if that touches.
+static int nbdi_extend(nbd_slot *s, uint32_t i, uint32_t to)
+{
+    uint32_t next = i + 1;
+    if (next < s->range_count && s->range[next][0] < to) {
+        return NBD_ERR_OVERLAP;
+    }
+    s->range[i][1] = to;
+    if (next < s->range_count && s->range[next][0] == to) {
+        s->range[i][1] = s->range[next][1];
+        s->range_count--;
+        memmove(&s->range[next], &s->range[next + 1],
+                (size_t)(s->range_count - next) * sizeof s->range[0]);
+    }
+    return 0;
+}
+
+// Claims [from, to) of the request, from < to.  0, or why the proof has failed;
+// nothing is claimed then.
+static int nbdi_claim(nbd_slot *s, uint32_t from, uint32_t to)
+{
+    uint32_t i = 0;
+    while (i < s->range_count && s->range[i][1] < from) {
+        i++;
+    }
+    if (i < s->range_count && s->range[i][1] == from) {
+        return nbdi_extend(s, i, to);
+    }
+    if (i < s->range_count && s->range[i][0] < to) {
+        return NBD_ERR_OVERLAP;
+    }
+    if (i < s->range_count && s->range[i][0] == to) {
+        s->range[i][0] = from;
+        return 0;
+    }
+    return nbdi_insert(s, i, from, to);
+}
+
+static int nbdi_covered(const nbd_slot *s)
+{
+    return s->size == 0 || (s->range_count == 1 && s->range[0][0] == 0 && s->range[0][1] == s->size);
+}
+
+// Clears what no content was announced for.
+static void nbdi_clear_gaps(const nbd_slot *s)
+{
+    uint64_t place = 0;
+    uint32_t i;
+    for (i = 0; i < s->range_count; i++) {
+        nbdi_clear(s, place, s->range[i][0] - place);
+        place = s->range[i][1];
+    }
+    nbdi_clear(s, place, s->size - place);
+}
+
+// Block status has no ranges: their memory holds a bit per context reported.
+static uint32_t *nbdi_context_word(nbd_slot *s, uint32_t context)
+{
+    return &s->range[context / 64][context / 32 % 2];
+}
+
+/// Endings ///
+
+static int nbdi_pending(const nbd_client *c);
+static void nbdi_abort(nbd_client *c);
+static void nbdi_put_done(nbd_client *c, uint16_t index);
+static void nbdi_wind_up(nbd_client *c);
+
+static int nbdi_known_error(uint32_t raw)
+{
+    switch (raw) {
+    case 0:
+    case NBD_EPERM:
+    case NBD_EIO:
+    case NBD_ENOMEM:
+    case NBD_EINVAL:
+    case NBD_ENOSPC:
+    case NBD_EOVERFLOW:
+    case NBD_ENOTSUP:
+    case NBD_ESHUTDOWN:
+        return (int)raw;
+    default:
+        return NBD_EINVAL; // chapter "Error values"
+    }
+}
+
+// NBD_REP_ERR_UNSUP is 2^31 + 1 on the wire and -101 here, and so on.
+static int nbdi_option_error(uint32_t raw)
+{
+    uint32_t number = raw & ~NBDI_REP_ERROR;
+    if (raw == 0) {
+        return 0;
+    }
+    return number >= 1 && number <= 10 ? -100 - (int)number : NBD_REP_ERR_OTHER;
+}
+
+// The first error wins.
+static void nbdi_note_error(nbd_client *c, int error, const char *detail)
+{
+    if (!c->error) {
+        c->error = (int16_t)error;
+        c->detail = detail;
+    }
+}
+
+// The connection is over.
+static int nbdi_fail(nbd_client *c, int error, const char *detail)
+{
+    nbdi_note_error(c, error, detail);
+    c->state = NBDI_DEAD;
+    c->fresh = 1;
+    return NBDI_AGAIN;
+}
+
+static int nbdi_broken(nbd_client *c, const char *detail)
+{
+    return nbdi_fail(c, NBD_ERR_PROTOCOL, detail);
+}
+
+static int nbdi_alive(const nbd_client *c)
+{
+    return c->state != NBDI_IDLE && c->state != NBDI_DEAD && c->state != NBDI_ENDED;
+}
+
+static int nbdi_transmitting(const nbd_client *c)
+{
+    return c->transmission && nbdi_alive(c);
+}
+
+static void nbdi_about(nbd_event *event, const nbd_slot *s)
+{
+    event->id = s->id;
+    event->user = s->user;
+    event->command = s->command;
+    event->offset = s->offset;
+    event->size = s->size;
+}
+
+static uint32_t nbdi_contexts_reported(nbd_slot *s, uint32_t count)
+{
+    uint32_t i, reported = 0;
+    for (i = 0; i < count; i++) {
+        reported += *nbdi_context_word(s, i) >> i % 32 & 1u;
+    }
+    return reported;
+}
+
+// The server's first error counts before any failure of the proof, and both
+// before the end of the connection.
+static int nbdi_result(const nbd_client *c, nbd_slot *s)
+{
+    if (s->server_error) {
+        return nbdi_known_error(s->server_error);
+    }
+    if (s->error) {
+        return s->error;
+    }
+    if (!(s->state & NBDI_REPLIED) || !(s->state & NBDI_SENT)) {
+        return c->error;
+    }
+    if (s->command == NBD_READ && !nbdi_covered(s)) {
+        return NBD_ERR_GAP;
+    }
+    if (s->command == NBD_BLOCK_STATUS &&
+        nbdi_contexts_reported(s, c->got.context_count) != c->got.context_count) {
+        return NBD_ERR_GAP;
+    }
+    return 0;
+}
+
+// Leaves no byte in a failed read that the server did not send for that place.
+// A hole left untouched is not told from data, so then everything goes.
+static void nbdi_clear_missing(const nbd_client *c, const nbd_slot *s, uint32_t index)
+{
+    if (s->state & NBDI_SPARED) {
+        nbdi_clear(s, 0, s->size);
+        return;
+    }
+    nbdi_clear_gaps(s);
+    if (c->left && !c->drop && c->reply_slot == index) {
+        nbdi_clear(s, c->place, c->left);
+    }
+}
+
+static int nbdi_finish(nbd_client *c, uint32_t index, nbd_event *event)
+{
+    nbd_slot *s = &c->slots[index];
+    int error = nbdi_result(c, s);
+    if (error && s->command == NBD_READ && !(s->flags & NBD_NO_INIT)) {
+        nbdi_clear_missing(c, s, index);
+    }
+    event->type = NBD_EVENT_DONE;
+    nbdi_about(event, s);
+    event->error = error;
+    event->server_error = s->server_error;
+    event->error_offset = s->error_offset;
+    event->detail = error == c->error ? c->detail : "";
+    s->id = 0;
+    s->state = 0;
+    s->next = c->free;
+    c->free = (uint16_t)index;
+    c->counters.in_flight--;
+    nbdi_wind_up(c);
+    return NBDI_EVENT;
+}
+
+// One request per call; then the last event.  While memory is on offer nobody
+// knows whether it is still being used, so nothing finishes.
+static int nbdi_dead(nbd_client *c, nbd_event *event)
+{
+    if (c->in_offered || c->out_offered) {
+        return NBDI_WAIT;
+    }
+    for (; c->scan < c->slot_count; c->scan++) {
+        if (c->slots[c->scan].id) {
+            return nbdi_finish(c, c->scan, event);
+        }
+    }
+    c->state = NBDI_ENDED;
+    event->type = NBD_EVENT_CLOSED;
+    event->error = c->error;
+    event->detail = c->detail;
+    event->option = c->option_due && c->option.option != NBD_OPTION_ABORT ? c->option.option : 0;
+    return NBDI_EVENT;
+}
+
+// Begins the polite end, once nothing is due any more.
+static void nbdi_wind_up(nbd_client *c)
+{
+    if (!c->closing) {
+        return;
+    }
+    if (c->state == NBDI_HAGGLE) {
+        nbdi_abort(c);
+    } else if (c->transmission && c->state == NBDI_REPLY && c->counters.in_flight == 0) {
+        c->disc = NBDI_DISC_DUE;
+        c->state = NBDI_CLOSING;
+    }
+}
+
+static int nbdi_at_boundary(const nbd_client *c)
+{
+    return c->in_start == c->in_end &&
+           (c->state == NBDI_MAGIC || c->state == NBDI_FLAGS || c->state == NBDI_HAGGLE || c->state == NBDI_OPTION ||
+            c->state == NBDI_NAME || c->state == NBDI_SETTLE || c->state == NBDI_REPLY);
+}
+
+static const char *nbdi_closed_where(const nbd_client *c)
+{
+    if (c->transmission) {
+        return NBDI_SAY("during transmission");
+    }
+    if (c->state == NBDI_MAGIC || c->state == NBDI_FLAGS) {
+        return NBDI_SAY("before its greeting was complete");
+    }
+    return c->option_due ? NBDI_SAY("instead of answering an option") : NBDI_SAY("between options");
+}
+
+// The parser needs bytes that are not there.  Returns whether that ends the
+// connection.  What arrived before a failure has been parsed by now.
+static int nbdi_starved(nbd_client *c)
+{
+    int send_only = c->out_failed && c->in_blocked && !c->in_offered;
+    if (!nbdi_alive(c) || (!c->in_over && !send_only)) {
+        return 0;
+    }
+    if (c->state == NBDI_CLOSING && !c->out_failed && !nbdi_pending(c)) {
+        c->state = NBDI_DEAD; // whatever the server does after DISC or ABORT is a clean end
+    } else if (c->in_over != NBDI_IN_EOF) {
+        nbdi_fail(c, NBD_ERR_TRANSPORT, nbdi_closed_where(c));
+    } else if (nbdi_at_boundary(c)) {
+        nbdi_fail(c, NBD_ERR_CLOSED, nbdi_closed_where(c));
+    } else {
+        nbdi_fail(c, NBD_ERR_TRUNCATED, nbdi_closed_where(c));
+    }
+    return 1;
+}
+
+/// Sending: requests ///
+
+typedef struct nbdi_rule {
+    uint8_t wire;    // type on the wire
+    uint8_t flags;   // what nbd_op.flags may hold
+    uint16_t offers; // transmission flag that must be set
+} nbdi_rule;
+
+// By enum nbd_command.  Chapters "Request types" and "Command flags".
+static const nbdi_rule nbdi_rules[] = {
+    {0, 0, 0},
+    {0, NBD_DF | NBD_NO_INIT | NBD_SPARSE, 0},
+    {1, NBD_FUA, 0},
+    {3, 0, NBD_OFFERS_FLUSH},
+    {4, NBD_FUA, NBD_OFFERS_TRIM},
+    {5, 0, NBD_OFFERS_CACHE},
+    {6, NBD_FUA | NBD_NO_HOLE | NBD_FAST_ZERO, NBD_OFFERS_WRITE_ZEROES},
+    {7, NBD_REQ_ONE, 0},
+};
+
+static int nbdi_writes(uint32_t command)
+{
+    return command == NBD_WRITE || command == NBD_TRIM || command == NBD_WRITE_ZEROES;
+}
+
+static int nbdi_carries_data(uint32_t command)
+{
+    return command == NBD_READ || command == NBD_WRITE;
+}
+
+static int nbdi_op_known(uint32_t command, uint32_t flags)
+{
+    return command >= NBD_READ && command <= NBD_BLOCK_STATUS && !(flags & ~(uint32_t)nbdi_rules[command].flags);
+}
+
+static uint64_t nbdi_payload(const nbd_slot *s)
+{
+    return s->command == NBD_WRITE ? s->size : 0;
+}
+
+static uint32_t nbdi_header_size(const nbd_client *c)
+{
+    return c->got.protocol == NBD_PROTOCOL_EXTENDED ? 32 : 28;
+}
+
+static void nbdi_encode(nbd_client *c, uint32_t flags, uint32_t type, uint64_t cookie, uint64_t offset,
+                        uint64_t size)
+{
+    uint8_t *p = c->buffer + c->head_fill;
+    int extended = c->got.protocol == NBD_PROTOCOL_EXTENDED;
+    nbdi_put32(p, extended ? NBDI_MAGIC_EXTENDED_REQUEST : NBDI_MAGIC_REQUEST);
+    nbdi_put16(p + 4, flags);
+    nbdi_put16(p + 6, type);
+    nbdi_put64(p + 8, cookie);
+    nbdi_put64(p + 16, offset);
+    if (extended) {
+        nbdi_put64(p + 24, size);
+    } else {
+        nbdi_put32(p + 24, (uint32_t)size);
+    }
+    c->head_fill += nbdi_header_size(c);
+}
+
+static void nbdi_encode_request(nbd_client *c, const nbd_slot *s)
+{
+    uint32_t flags = s->flags & NBDI_WIRE_FLAGS;
+    if (c->got.protocol == NBD_PROTOCOL_EXTENDED && s->command == NBD_WRITE) {
+        flags |= NBDI_WIRE_PAYLOAD_LEN;
+    }
+    nbdi_encode(c, flags, nbdi_rules[s->command].wire, s->id, s->offset, s->size);
+}
+
+// Writes as many headers as the header area holds.
+static void nbdi_encode_queue(nbd_client *c)
+{
+    while (c->head_size - c->head_fill >= nbdi_header_size(c)) {
+        if (c->unsent != NBDI_NONE) {
+            nbd_slot *s = &c->slots[c->unsent];
+            nbdi_encode_request(c, s);
+            c->unsent = s->next;
+        } else if (c->disc == NBDI_DISC_DUE) {
+            nbdi_encode(c, 0, NBDI_WIRE_DISC, 0, 0, 0);
+            c->disc = NBDI_DISC_ENCODED;
+        } else {
+            return;
+        }
+    }
+}
+
+typedef struct nbdi_offer {
+    nbd_iovec *iov;
+    unsigned room;
+    unsigned count;
+    uint64_t bytes;
+} nbdi_offer;
+
+// Adds memory to an offer; what follows the last piece in memory joins it.
+// Returns 0 if the offer is full.
+static int nbdi_add(nbdi_offer *o, void *base, size_t size)
+{
+    nbd_iovec *last = o->count ? &o->iov[o->count - 1] : NULL;
+    if (size == 0) {
+        return 1;
+    }
+    if (last && (uint8_t *)last->base + last->size == (uint8_t *)base) {
+        last->size += size;
+    } else if (o->count < o->room) {
+        o->iov[o->count].base = base;
+        o->iov[o->count].size = size;
+        o->count++;
+    } else {
+        return 0;
+    }
+    o->bytes += size;
+    return 1;
+}
+
+// Adds `bytes` of a request's memory from the cursor on.  Returns 0 if the offer
+// is full before the end.
+static int nbdi_add_data(nbdi_offer *o, const nbd_slot *s, nbdi_cursor cursor, uint64_t bytes)
+{
+    while (bytes) {
+        nbd_iovec v = nbdi_piece(s, &cursor, bytes);
+        if (!nbdi_add(o, v.base, v.size)) {
+            return 0;
+        }
+        bytes -= v.size;
+    }
+    return 1;
+}
+
+// Returns whether anything is left that did not fit.
+static int nbdi_offer_requests(nbd_client *c, nbdi_offer *o)
+{
+    uint32_t header = nbdi_header_size(c), head = c->head_sent;
+    uint64_t done = c->out_done; // of the first request: bytes acknowledged
+    nbdi_cursor cursor = c->out_cursor;
+    uint16_t index;
+
+    nbdi_encode_queue(c);
+    for (index = c->first; index != c->unsent; index = c->slots[index].next) {
+        nbd_slot *s = &c->slots[index];
+        if (done < header) {
+            if (!nbdi_add(o, c->buffer + head, (size_t)(header - done))) {
+                return 1;
+            }
+            head += header - (uint32_t)done;
+            done = header;
+        }
+        s->state |= NBDI_OFFERED;
+        if (!nbdi_add_data(o, s, cursor, header + nbdi_payload(s) - done)) {
+            return 1;
+        }
+        done = 0;
+        cursor.index = 0;
+        cursor.skip = 0;
+    }
+    // What is left in the header area is NBD_CMD_DISC.
+    return !nbdi_add(o, c->buffer + head, c->head_fill - head) || c->unsent != NBDI_NONE ||
+           c->disc == NBDI_DISC_DUE;
+}
+
+static void nbdi_request_sent(nbd_client *c, nbd_slot *s)
+{
+    uint16_t index = c->first;
+    c->first = s->next;
+    c->out_done = 0;
+    c->out_cursor.index = 0;
+    c->out_cursor.skip = 0;
+    s->state |= NBDI_SENT;
+    if (s->state & NBDI_REPLIED) {
+        nbdi_put_done(c, index);
+    }
+}
+
+static void nbdi_ack_requests(nbd_client *c, uint64_t bytes)
+{
+    uint32_t header = nbdi_header_size(c);
+    while (bytes && c->first != c->unsent) {
+        nbd_slot *s = &c->slots[c->first];
+        uint64_t head = c->out_done < header ? nbdi_min(bytes, header - c->out_done) : 0;
+        uint64_t data = nbdi_min(bytes - head, header + nbdi_payload(s) - c->out_done - head);
+        nbdi_advance(s, &c->out_cursor, data);
+        c->head_sent += (uint32_t)head;
+        c->out_done += head + data;
+        bytes -= head + data;
+        if (c->out_done == header + nbdi_payload(s)) {
+            nbdi_request_sent(c, s);
+        }
+    }
+    c->head_sent += (uint32_t)bytes;
+}
+
+/// Sending: options ///
+
+static int nbdi_names_export(uint32_t option)
+{
+    return option == NBD_OPTION_EXPORT_NAME || option == NBD_OPTION_INFO || option == NBD_OPTION_GO ||
+           option == NBD_OPTION_LIST_META_CONTEXT || option == NBD_OPTION_SET_META_CONTEXT;
+}
+
+static int nbdi_has_queries(uint32_t option)
+{
+    return option == NBD_OPTION_LIST_META_CONTEXT || option == NBD_OPTION_SET_META_CONTEXT;
+}
+
+static int nbdi_has_infos(uint32_t option)
+{
+    return option == NBD_OPTION_INFO || option == NBD_OPTION_GO;
+}
+
+static nbd_iovec nbdi_string(const char *text)
+{
+    nbd_iovec v;
+    v.base = nbdi_unconst(text);
+    v.size = text ? strlen(text) : 0;
+    return v;
+}
+
+// Length of the option data; 0xffffffff if it does not fit 32 bits or a string
+// is too long.
+static uint32_t nbdi_option_length(const nbd_option *o)
+{
+    uint64_t length = nbdi_string(o->name).size;
+    uint32_t i;
+    if (o->data) {
+        return o->data_size;
+    }
+    if (length > NBDI_STRING_MAX) {
+        return 0xffffffffu;
+    }
+    if (nbdi_has_infos(o->option)) {
+        length += 12;
+    }
+    if (nbdi_has_queries(o->option)) {
+        length += 8;
+        for (i = 0; i < o->query_count; i++) {
+            size_t size = nbdi_string(o->queries[i]).size;
+            if (size > NBDI_STRING_MAX) {
+                return 0xffffffffu;
+            }
+            length += 4 + size;
+        }
+    }
+    return (uint32_t)nbdi_min(length, 0xffffffffu);
+}
+
+static uint32_t nbdi_client_flags(const nbd_client *c)
+{
+    return c->handshake_flags & (NBDI_FIXED_NEWSTYLE | NBDI_NO_ZEROES);
+}
+
+static uint32_t nbdi_put_option(const nbd_option *o, uint8_t *p)
+{
+    nbdi_put64(p, NBDI_MAGIC_OPTION);
+    nbdi_put32(p + 8, o->option);
+    nbdi_put32(p + 12, nbdi_option_length(o));
+    if (o->data || o->option == NBD_OPTION_EXPORT_NAME || !nbdi_names_export(o->option)) {
+        return 16;
+    }
+    nbdi_put32(p + 16, (uint32_t)nbdi_string(o->name).size);
+    return 20;
+}
+
+// What stands behind the name.
+static uint32_t nbdi_put_after_name(const nbd_option *o, uint8_t *p)
+{
+    if (!o->data && nbdi_has_infos(o->option)) {
+        nbdi_put16(p, 3);
+        nbdi_put16(p + 2, NBDI_INFO_TYPE_NAME);
+        nbdi_put16(p + 4, NBDI_INFO_TYPE_DESCRIPTION);
+        nbdi_put16(p + 6, NBDI_INFO_TYPE_BLOCK_SIZE);
+        return 8;
+    }
+    if (!o->data && nbdi_has_queries(o->option)) {
+        nbdi_put32(p, o->query_count);
+        return 4;
+    }
+    return 0;
+}
+
+// Piece `i` of what is to be sent now.  A small piece is written to `small` (20
+// bytes) and has base NULL; a string has its own base.  Returns 0 behind the last.
+static int nbdi_option_piece(const nbd_client *c, uint32_t i, uint8_t *small, nbd_iovec *v)
+{
+    const nbd_option *o = &c->option;
+    v->base = NULL;
+    v->size = 0;
+    if (i == 0) {
+        nbdi_put32(small, nbdi_client_flags(c));
+        v->size = 4;
+        return c->flags_due;
+    }
+    if (!c->option_due) {
+        return 0;
+    }
+    if (i == 1) {
+        v->size = nbdi_put_option(o, small);
+    } else if (i == 2 && o->data) {
+        v->base = nbdi_unconst(o->data);
+        v->size = o->data_size;
+    } else if (i == 2) {
+        *v = nbdi_string(nbdi_names_export(o->option) ? o->name : NULL);
+    } else if (i == 3) {
+        v->size = nbdi_put_after_name(o, small);
+    } else if (o->data || !nbdi_has_queries(o->option) || (i - 4) / 2 >= o->query_count) {
+        return 0;
+    } else {
+        *v = nbdi_string(o->queries[(i - 4) / 2]);
+        if (i % 2 == 0) {
+            nbdi_put32(small, (uint32_t)v->size);
+            v->base = NULL;
+            v->size = 4;
+        }
+    }
+    return 1;
+}
+
+// Puts a small piece into the header area unless it is there already.
+static int nbdi_keep_piece(nbd_client *c, uint32_t i, const uint8_t *small, size_t size)
+{
+    if (i < c->piece_fill) {
+        return 1;
+    }
+    if (c->head_size - c->head_fill < size) {
+        return 0;
+    }
+    memcpy(c->buffer + c->head_fill, small, size);
+    c->head_fill += (uint32_t)size;
+    c->piece_fill = i + 1;
+    return 1;
+}
+
+// Returns whether anything is left that did not fit.
+static int nbdi_offer_options(nbd_client *c, nbdi_offer *o)
+{
+    uint32_t i, head = c->head_sent;
+    size_t done = (size_t)c->out_done; // of the first piece: bytes acknowledged
+    uint8_t small[20];
+    nbd_iovec v;
+    for (i = c->piece; nbdi_option_piece(c, i, small, &v); i++) {
+        if (v.base) {
+            if (!nbdi_add(o, (uint8_t *)v.base + done, v.size - done)) {
+                return 1;
+            }
+        } else if (v.size) {
+            if (!nbdi_keep_piece(c, i, small, v.size) || !nbdi_add(o, c->buffer + head, v.size - done)) {
+                return 1;
+            }
+            head += (uint32_t)(v.size - done);
+        }
+        done = 0;
+    }
+    return 0;
+}
+
+// Moves over what is acknowledged, and over pieces of no bytes.
+static void nbdi_ack_options(nbd_client *c, uint64_t bytes)
+{
+    uint8_t small[20];
+    nbd_iovec v;
+    while (nbdi_option_piece(c, c->piece, small, &v)) {
+        uint64_t n = nbdi_min(bytes, v.size - c->out_done);
+        if (!v.base) {
+            c->head_sent += (uint32_t)n;
+        }
+        bytes -= n;
+        c->out_done += n;
+        if (c->out_done < v.size) {
+            return;
+        }
+        c->out_done = 0;
+        c->piece++;
+    }
+}
+
+static int nbdi_pending(const nbd_client *c)
+{
+    uint8_t small[20];
+    nbd_iovec v;
+    if (c->out_failed || !nbdi_alive(c) || c->state == NBDI_TLS) {
+        return 0;
+    }
+    if (c->transmission) {
+        return c->first != NBDI_NONE || c->disc == NBDI_DISC_DUE || c->head_sent != c->head_fill;
+    }
+    return nbdi_option_piece(c, c->piece, small, &v);
+}
+
+static int nbdi_fixed(const nbd_client *c)
+{
+    return c->got.style == NBD_STYLE_FIXED;
+}
+
+static void nbdi_forget_export(nbd_client *c)
+{
+    c->got.size = 0;
+    c->got.flags = 0;
+    c->got.minimum_block = 1;
+    c->got.preferred_block = NBDI_PREFERRED;
+    c->got.maximum_payload = NBDI_MAXIMUM;
+    c->got.block_sizes = 0;
+    c->export_seen = 0;
+}
+
+// Starts to send an option; every earlier one has gone out whole and is answered.
+static void nbdi_start(nbd_client *c, const nbd_option *option)
+{
+    c->option = *option;
+    c->option_due = 1;
+    c->found = 0;
+    if (c->piece > 0) { // else the client flags are still on their way
+        c->piece = 1;
+        c->piece_fill = 1;
+    }
+    if (option->option == NBD_OPTION_SET_META_CONTEXT) {
+        c->got.context_count = 0;
+        c->context_name = option->name;
+    }
+    if (nbdi_names_export(option->option) && !nbdi_has_queries(option->option)) {
+        nbdi_forget_export(c);
+    }
+    c->state = option->option == NBD_OPTION_EXPORT_NAME ? NBDI_NAME : NBDI_OPTION;
+    if (option->option == NBD_OPTION_ABORT) {
+        c->state = NBDI_CLOSING;
+    }
+}
+
+static void nbdi_abort(nbd_client *c)
+{
+    nbd_option abort_option;
+    memset(&abort_option, 0, sizeof abort_option);
+    abort_option.option = NBD_OPTION_ABORT;
+    if (!nbdi_fixed(c) || ((c->config_flags & NBD_TLS_REQUIRE) && !c->got.tls)) {
+        c->state = NBDI_DEAD; // nothing may be sent that would say it politely
+        c->fresh = 1;
+        return;
+    }
+    nbdi_start(c, &abort_option);
+}
+
+// What is asked for without being told, in this order; each only where it is of use.
+static int nbdi_useful(const nbd_client *c, uint32_t option)
+{
+    uint32_t flags = c->config_flags;
+    if (option == NBD_OPTION_EXPORT_NAME) {
+        return 1;
+    }
+    if (!nbdi_fixed(c) || (flags & NBD_ONLY_EXPORT_NAME)) {
+        return 0;
+    }
+    switch (option) {
+    case NBD_OPTION_STARTTLS:
+        return (flags & (NBD_TLS_ALLOW | NBD_TLS_REQUIRE)) && !c->got.tls;
+    case NBD_OPTION_EXTENDED_HEADERS:
+        return !(flags & (NBD_WITHOUT_EXTENDED_HEADERS | NBD_WITHOUT_STRUCTURED_REPLY));
+    case NBD_OPTION_STRUCTURED_REPLY:
+        return !(flags & NBD_WITHOUT_STRUCTURED_REPLY) && c->got.protocol == NBD_PROTOCOL_SIMPLE;
+    case NBD_OPTION_SET_META_CONTEXT:
+        return c->query_count > 0 && c->got.protocol != NBD_PROTOCOL_SIMPLE;
+    default:
+        return 1;
+    }
+}
+
+static void nbdi_start_next(nbd_client *c)
+{
+    static const uint8_t order[] = {
+        NBD_OPTION_STARTTLS,         NBD_OPTION_EXTENDED_HEADERS, NBD_OPTION_STRUCTURED_REPLY,
+        NBD_OPTION_SET_META_CONTEXT, NBD_OPTION_GO,               NBD_OPTION_EXPORT_NAME};
+    nbd_option next;
+    while (!nbdi_useful(c, order[c->automatic])) {
+        c->automatic++;
+    }
+    memset(&next, 0, sizeof next);
+    next.option = order[c->automatic++];
+    next.name = c->export_name;
+    next.queries = c->queries;
+    next.query_count = c->query_count;
+    nbdi_start(c, &next);
+}
+
+// The greeting, an option or the start of TLS is over: what is next?
+static int nbdi_haggle(nbd_client *c, nbd_event *event)
+{
+    c->state = NBDI_HAGGLE;
+    if (c->closing) {
+        nbdi_wind_up(c);
+        return NBDI_AGAIN;
+    }
+    if (!(c->config_flags & NBD_NEGOTIATE)) {
+        nbdi_start_next(c);
+        return NBDI_AGAIN;
+    }
+    event->type = NBD_EVENT_OPTION;
+    event->option = c->option.option;
+    event->server_error = c->reply_error;
+    event->error = nbdi_option_error(c->reply_error);
+    return NBDI_EVENT;
+}
+
+/// Receiving: memory ///
+
+// `size` bytes in one piece, or NULL while they are not all there.
+static const uint8_t *nbdi_take(nbd_client *c, uint32_t size)
+{
+    const uint8_t *p = c->buffer + c->in_start;
+    if (c->in_end - c->in_start < size) {
+        return NULL;
+    }
+    c->in_start += size;
+    return p;
+}
+
+// Each byte that moves has been matched by one that was parsed, or the buffer is
+// full: so the moving costs at most what the receiving did.
+static void nbdi_make_room(nbd_client *c)
+{
+    uint32_t size = c->in_end - c->in_start, parsed = c->in_start - c->head_size;
+    if (parsed && (size <= parsed || c->in_end == c->buffer_size)) {
+        memmove(c->buffer + c->head_size, c->buffer + c->in_start, size);
+        c->in_start = c->head_size;
+        c->in_end = c->head_size + size;
+    }
+}
+
+static int nbdi_takes_input(const nbd_client *c)
+{
+    return nbdi_alive(c) && c->state != NBDI_TLS && !c->in_over;
+}
+
+// Payload that may be received in place now: only with nothing buffered before it.
+static uint32_t nbdi_direct(const nbd_client *c)
+{
+    int in_place = c->state == NBDI_DATA && !c->drop && c->in_start == c->in_end;
+    return in_place ? (uint32_t)c->left : 0;
+}
+
+/// Receiving: options ///
+
+static int nbdi_text(nbd_client *c, uint32_t kind, uint32_t length, uint32_t rest, uint32_t after)
+{
+    c->text_kind = (uint8_t)kind;
+    c->text_length = length;
+    c->text_left = length + rest;
+    c->after = (uint8_t)after;
+    c->state = NBDI_TEXT;
+    return NBDI_AGAIN;
+}
+
+static int nbdi_skip(nbd_client *c, uint32_t bytes, uint32_t after)
+{
+    c->text_left = bytes;
+    c->after = (uint8_t)after;
+    c->state = NBDI_SKIP;
+    return NBDI_AGAIN;
+}
+
+static int nbdi_step_text(nbd_client *c, nbd_event *event)
+{
+    uint32_t size = (uint32_t)nbdi_min(c->text_length, c->buffer_size - c->head_size);
+    const uint8_t *p = nbdi_take(c, size);
+    if (!p) {
+        return NBDI_WAIT;
+    }
+    c->text_left -= size;
+    c->state = NBDI_SKIP;
+    event->type = NBD_EVENT_TEXT;
+    event->text_kind = c->text_kind;
+    event->text = (const char *)p;
+    event->text_size = size;
+    event->text_length = c->text_length;
+    if (c->transmission) {
+        nbdi_about(event, &c->slots[c->reply_slot]);
+        event->server_error = c->reply_error;
+        event->error = nbdi_known_error(c->reply_error);
+    } else {
+        event->option = c->option.option;
+        event->context = c->found;
+        event->server_error = c->reply_error;
+        event->error = nbdi_option_error(c->reply_error);
+        c->found += c->text_kind == NBD_TEXT_CONTEXT;
+    }
+    return NBDI_EVENT;
+}
+
+static int nbdi_step_skip(nbd_client *c)
+{
+    uint32_t size = (uint32_t)nbdi_min(c->text_left, c->in_end - c->in_start);
+    c->in_start += size;
+    c->text_left -= size;
+    if (c->text_left) {
+        return NBDI_WAIT;
+    }
+    c->state = c->after;
+    return NBDI_AGAIN;
+}
+
+static int nbdi_step_magic(nbd_client *c)
+{
+    const uint8_t *p = nbdi_take(c, 16);
+    if (!p) {
+        return NBDI_WAIT;
+    }
+    if (nbdi_get64(p) != NBDI_MAGIC_NBD) {
+        return nbdi_fail(c, NBD_ERR_NOT_NBD, NBDI_SAY("greeting does not begin with NBDMAGIC"));
+    }
+    if (nbdi_get64(p + 8) == NBDI_MAGIC_OPTION) {
+        c->state = NBDI_FLAGS;
+    } else if (nbdi_get64(p + 8) == NBDI_MAGIC_OLD) {
+        c->state = NBDI_OLD;
+    } else {
+        return nbdi_fail(c, NBD_ERR_NOT_NBD, NBDI_SAY("neither IHAVEOPT nor the oldstyle magic"));
+    }
+    return NBDI_AGAIN;
+}
+
+static int nbdi_set_export(nbd_client *c, uint64_t size, uint32_t flags)
+{
+    if (!(flags & NBD_OFFERS_FLAGS)) {
+        return nbdi_broken(c, NBDI_SAY("transmission flags without NBD_FLAG_HAS_FLAGS"));
+    }
+    c->got.size = size;
+    c->got.flags = (uint16_t)flags;
+    c->export_seen = 1;
+    return NBDI_AGAIN;
+}
+
+static int nbdi_ready(nbd_client *c, nbd_event *event)
+{
+    c->state = NBDI_REPLY;
+    c->option_due = 0;
+    c->transmission = 1;
+    c->head_sent = 0;
+    c->head_fill = 0;
+    if (c->closing) {
+        nbdi_wind_up(c);
+        return NBDI_AGAIN;
+    }
+    event->type = NBD_EVENT_READY;
+    return NBDI_EVENT;
+}
+
+// Chapter "Oldstyle negotiation": the upper half of the flags is not for us.
+static int nbdi_step_old(nbd_client *c, nbd_event *event)
+{
+    const uint8_t *p = nbdi_take(c, 8 + 4 + 124);
+    if (!p) {
+        return NBDI_WAIT;
+    }
+    c->got.style = NBD_STYLE_OLD;
+    if (c->config_flags & NBD_TLS_REQUIRE) {
+        return nbdi_fail(c, NBD_ERR_TLS, NBDI_SAY("oldstyle server"));
+    }
+    if (nbdi_string(c->export_name).size) {
+        return nbdi_fail(c, NBD_ERR_OLDSTYLE, NBDI_SAY("oldstyle server, but an export name is wanted"));
+    }
+    nbdi_set_export(c, nbdi_get64(p), nbdi_get32(p + 8) & 0xffffu);
+    return c->state == NBDI_DEAD ? NBDI_AGAIN : nbdi_ready(c, event);
+}
+
+static int nbdi_step_flags(nbd_client *c, nbd_event *event)
+{
+    const uint8_t *p = nbdi_take(c, 2);
+    if (!p) {
+        return NBDI_WAIT;
+    }
+    c->handshake_flags = (uint8_t)(nbdi_get16(p) & ~(uint32_t)c->handshake_hide & 3u);
+    c->got.style = c->handshake_flags & NBDI_FIXED_NEWSTYLE ? NBD_STYLE_FIXED : NBD_STYLE_NEW;
+    if ((c->config_flags & NBD_TLS_REQUIRE) && !nbdi_fixed(c)) {
+        return nbdi_fail(c, NBD_ERR_TLS, NBDI_SAY("server is not fixed newstyle"));
+    }
+    c->flags_due = 1;
+    c->reply_error = 0;
+    return nbdi_haggle(c, event);
+}
+
+static int nbdi_reply_header_ok(const nbd_client *c, uint32_t type, uint32_t length)
+{
+    uint32_t option = c->option.option;
+    if (type & NBDI_REP_ERROR) {
+        return length <= NBDI_STRING_MAX;
+    }
+    switch (type) {
+    case NBDI_REP_ACK:
+        return length == 0;
+    case NBDI_REP_SERVER:
+        return option == NBD_OPTION_LIST && length >= 4 && length <= 4 + 2 * NBDI_STRING_MAX;
+    case NBDI_REP_INFO:
+        return nbdi_has_infos(option) && length >= 2 && length <= NBDI_INFO_MAX;
+    case NBDI_REP_META_CONTEXT:
+        return nbdi_has_queries(option) && length >= 4 && length <= 4 + NBDI_STRING_MAX;
+    default:
+        return 0;
+    }
+}
+
+static int nbdi_step_option(nbd_client *c)
+{
+    const uint8_t *p = nbdi_take(c, 20);
+    uint32_t type;
+    if (!p) {
+        return NBDI_WAIT;
+    }
+    if (nbdi_get64(p) != NBDI_MAGIC_OPTION_REPLY) {
+        return nbdi_broken(c, NBDI_SAY("bad magic of an option reply"));
+    }
+    if (nbdi_get32(p + 8) != c->option.option) {
+        return nbdi_broken(c, NBDI_SAY("reply to an option that was not sent"));
+    }
+    type = nbdi_get32(p + 12);
+    c->reply_length = nbdi_get32(p + 16);
+    if (!nbdi_reply_header_ok(c, type, c->reply_length)) {
+        return nbdi_broken(c, NBDI_SAY("option reply of a type or length that is not valid for the option"));
+    }
+    c->reply_error = type & NBDI_REP_ERROR ? type : 0;
+    if (c->reply_error && c->reply_length) {
+        return nbdi_text(c, NBD_TEXT_MESSAGE, c->reply_length, 0, NBDI_SETTLE);
+    }
+    c->state = type == NBDI_REP_SERVER         ? NBDI_SERVER
+               : type == NBDI_REP_INFO         ? NBDI_INFO
+               : type == NBDI_REP_META_CONTEXT ? NBDI_CONTEXT
+                                               : NBDI_SETTLE;
+    return NBDI_AGAIN;
+}
+
+static int nbdi_step_server(nbd_client *c)
+{
+    const uint8_t *p = nbdi_take(c, 4);
+    uint32_t length;
+    if (!p) {
+        return NBDI_WAIT;
+    }
+    length = nbdi_get32(p);
+    if (length > c->reply_length - 4 || length > NBDI_STRING_MAX ||
+        c->reply_length - 4 - length > NBDI_STRING_MAX) {
+        return nbdi_broken(c, NBDI_SAY("export name or description longer than its reply or 4096"));
+    }
+    c->reply_length -= 4 + length; // from here on: the description
+    return nbdi_text(c, NBD_TEXT_EXPORT, length, 0, NBDI_LISTED);
+}
+
+static int nbdi_step_listed(nbd_client *c)
+{
+    if (c->reply_length) {
+        return nbdi_text(c, NBD_TEXT_DESCRIPTION, c->reply_length, 0, NBDI_OPTION);
+    }
+    c->state = NBDI_OPTION;
+    return NBDI_AGAIN;
+}
+
+static int nbdi_step_context(nbd_client *c)
+{
+    const uint8_t *p = nbdi_take(c, 4);
+    if (!p) {
+        return NBDI_WAIT;
+    }
+    if (c->option.option == NBD_OPTION_SET_META_CONTEXT) {
+        if (c->found >= c->context_room) {
+            return nbdi_broken(c, NBDI_SAY("more metadata contexts than nbd_config.context_count"));
+        }
+        c->contexts[c->found].id = nbdi_get32(p);
+    }
+    return nbdi_text(c, NBD_TEXT_CONTEXT, c->reply_length - 4, 0, NBDI_OPTION);
+}
+
+static int nbdi_step_info(nbd_client *c)
+{
+    const uint8_t *p = nbdi_take(c, 2);
+    uint32_t length = c->reply_length - 2;
+    if (!p) {
+        return NBDI_WAIT;
+    }
+    switch (nbdi_get16(p)) {
+    case NBDI_INFO_TYPE_EXPORT:
+        c->state = NBDI_INFO_EXPORT;
+        return length == 10 ? NBDI_AGAIN : nbdi_broken(c, NBDI_SAY("NBD_INFO_EXPORT is not 12 bytes long"));
+    case NBDI_INFO_TYPE_BLOCK_SIZE:
+        c->state = NBDI_INFO_BLOCK;
+        return length == 12 ? NBDI_AGAIN : nbdi_broken(c, NBDI_SAY("NBD_INFO_BLOCK_SIZE is not 14 bytes long"));
+    case NBDI_INFO_TYPE_NAME:
+    case NBDI_INFO_TYPE_DESCRIPTION:
+        if (length > NBDI_STRING_MAX) {
+            return nbdi_broken(c, NBDI_SAY("name or description longer than 4096"));
+        }
+        return nbdi_text(c, nbdi_get16(p) == NBDI_INFO_TYPE_NAME ? NBD_TEXT_NAME : NBD_TEXT_DESCRIPTION, length,
+                         0, NBDI_OPTION);
+    default:
+        return nbdi_skip(c, length, NBDI_OPTION);
+    }
+}
+
+static int nbdi_step_info_export(nbd_client *c)
+{
+    const uint8_t *p = nbdi_take(c, 10);
+    if (!p) {
+        return NBDI_WAIT;
+    }
+    c->state = NBDI_OPTION;
+    return nbdi_set_export(c, nbdi_get64(p), nbdi_get16(p + 8)); // sent twice, the last one counts
+}
+
+static int nbdi_power_of_2(uint32_t x)
+{
+    return x != 0 && (x & (x - 1)) == 0;
+}
+
+static int nbdi_step_info_block(nbd_client *c)
+{
+    const uint8_t *p = nbdi_take(c, 12);
+    uint32_t minimum, preferred, maximum;
+    if (!p) {
+        return NBDI_WAIT;
+    }
+    minimum = nbdi_get32(p);
+    preferred = nbdi_get32(p + 4);
+    maximum = nbdi_get32(p + 8);
+    if (!nbdi_power_of_2(minimum) || minimum > NBDI_MINIMUM_LARGEST || !nbdi_power_of_2(preferred) ||
+        preferred < minimum || preferred < 512 || maximum < preferred) {
+        return nbdi_broken(c, NBDI_SAY("block sizes break the rules of their chapter"));
+    }
+    c->got.minimum_block = minimum;
+    c->got.preferred_block = preferred;
+    c->got.maximum_payload = maximum;
+    c->got.block_sizes = 1;
+    c->state = NBDI_OPTION;
+    return NBDI_AGAIN;
+}
+
+// The reply to EXPORT_NAME has no header.
+static int nbdi_step_name(nbd_client *c)
+{
+    const uint8_t *p = nbdi_take(c, c->handshake_flags & NBDI_NO_ZEROES ? 10 : 134);
+    if (!p) {
+        return NBDI_WAIT;
+    }
+    c->reply_error = 0;
+    c->state = NBDI_SETTLE;
+    return nbdi_set_export(c, nbdi_get64(p), nbdi_get16(p + 8));
+}
+
+static int nbdi_same_name(const char *a, const char *b)
+{
+    nbd_iovec x = nbdi_string(a), y = nbdi_string(b);
+    return x.size == y.size && (x.size == 0 || memcmp(x.base, y.base, x.size) == 0);
+}
+
+static int nbdi_accept(nbd_client *c, nbd_event *event)
+{
+    switch (c->option.option) {
+    case NBD_OPTION_STARTTLS:
+        if (c->in_start != c->in_end) {
+            return nbdi_fail(c, NBD_ERR_INJECTED, NBDI_SAY("bytes behind the acknowledgement of STARTTLS"));
+        }
+        c->state = NBDI_TLS;
+        event->type = NBD_EVENT_STARTTLS;
+        return NBDI_EVENT;
+    case NBD_OPTION_EXTENDED_HEADERS:
+        c->got.protocol = NBD_PROTOCOL_EXTENDED;
+        break;
+    case NBD_OPTION_STRUCTURED_REPLY:
+        if (c->got.protocol == NBD_PROTOCOL_SIMPLE) {
+            c->got.protocol = NBD_PROTOCOL_STRUCTURED;
+        }
+        break;
+    case NBD_OPTION_SET_META_CONTEXT:
+        c->got.context_count = c->found;
+        break;
+    case NBD_OPTION_GO:
+    case NBD_OPTION_EXPORT_NAME:
+        if (!nbdi_same_name(c->option.name, c->context_name)) {
+            c->got.context_count = 0;
+        }
+        return nbdi_ready(c, event);
+    default:
+        break;
+    }
+    return nbdi_haggle(c, event);
+}
+
+static int nbdi_refuse(nbd_client *c, nbd_event *event)
+{
+    uint32_t option = c->option.option;
+    int error = nbdi_option_error(c->reply_error);
+    if (error == NBD_REP_ERR_SHUTDOWN) {
+        c->closing = 1;
+        nbdi_note_error(c, error, NBDI_SAY("server is shutting down"));
+    } else if (option == NBD_OPTION_STARTTLS && (c->config_flags & NBD_TLS_REQUIRE)) {
+        return nbdi_fail(c, NBD_ERR_TLS, NBDI_SAY("server refused STARTTLS"));
+    } else if (option == NBD_OPTION_GO && c->got.protocol == NBD_PROTOCOL_EXTENDED && error == NBD_REP_ERR_UNSUP) {
+        return nbdi_broken(c, NBDI_SAY("GO not supported after extended headers were agreed on"));
+    } else if (option == NBD_OPTION_GO && error != NBD_REP_ERR_UNSUP && !(c->config_flags & NBD_NEGOTIATE)) {
+        c->closing = 1;
+        nbdi_note_error(c, error, NBDI_SAY("server refused the export"));
+    }
+    return nbdi_haggle(c, event);
+}
+
+// The final reply is in.  The server may have sent it early: the next bytes may only
+// go out behind the whole of this option.
+static int nbdi_step_settle(nbd_client *c, nbd_event *event)
+{
+    if (nbdi_pending(c)) {
+        return NBDI_WAIT;
+    }
+    if (!c->reply_error && nbdi_has_infos(c->option.option) && !c->export_seen) {
+        return nbdi_broken(c, NBDI_SAY("acknowledged without NBD_INFO_EXPORT"));
+    }
+    c->option_due = 0;
+    return c->reply_error ? nbdi_refuse(c, event) : nbdi_accept(c, event);
+}
+
+static int nbdi_step_haggle(nbd_client *c)
+{
+    return c->in_start == c->in_end ? NBDI_WAIT : nbdi_broken(c, NBDI_SAY("bytes between options"));
+}
+
+/// Receiving: replies ///
+
+static nbd_slot *nbdi_reply_slot(nbd_client *c)
+{
+    return &c->slots[c->reply_slot];
+}
+
+// The cookie is the server's word: it only selects a slot if that slot says the same.
+static int nbdi_find(nbd_client *c, uint64_t cookie)
+{
+    uint32_t index = (uint32_t)(cookie & 0xffffu);
+    if (index >= c->slot_count || c->slots[index].id != cookie ||
+        (c->slots[index].state & (NBDI_OFFERED | NBDI_REPLIED)) != NBDI_OFFERED) {
+        nbdi_broken(c, NBDI_SAY("reply with a cookie that is not in flight"));
+        return 0;
+    }
+    c->reply_slot = (uint16_t)index;
+    return 1;
+}
+
+static int nbdi_server_error(nbd_client *c, uint32_t error)
+{
+    nbd_slot *s = nbdi_reply_slot(c);
+    if (!s->server_error) {
+        s->server_error = error;
+    }
+    if (error == NBD_ESHUTDOWN) { // chapter "Terminating the transmission phase"
+        c->closing = 1;
+        nbdi_note_error(c, NBD_ESHUTDOWN, NBDI_SAY("server is shutting down"));
+    }
+    return NBDI_AGAIN;
+}
+
+static void nbdi_put_done(nbd_client *c, uint16_t index)
+{
+    c->slots[index].next = c->done;
+    c->done = index;
+    c->fresh = 1;
+}
+
+static int nbdi_replied(nbd_client *c)
+{
+    nbd_slot *s = nbdi_reply_slot(c);
+    s->state |= NBDI_REPLIED;
+    c->state = NBDI_REPLY;
+    if (s->state & NBDI_SENT) {
+        nbdi_put_done(c, c->reply_slot);
+    }
+    return NBDI_AGAIN;
+}
+
+static int nbdi_step_end(nbd_client *c)
+{
+    if (c->reply_flags & NBDI_CHUNK_DONE) {
+        return nbdi_replied(c);
+    }
+    c->state = NBDI_REPLY;
+    return NBDI_AGAIN;
+}
+
+// Content for [place, place + size) of the request is announced: it is received if
+// the proof allows, dropped if not.
+static int nbdi_announce(nbd_client *c, uint64_t place, uint64_t size)
+{
+    nbd_slot *s = nbdi_reply_slot(c);
+    int error = s->error ? s->error : nbdi_claim(s, (uint32_t)place, (uint32_t)(place + size));
+    s->error = (int16_t)error;
+    c->drop = error != 0;
+    c->place = place;
+    return error == 0;
+}
+
+static void nbdi_expect_data(nbd_client *c, uint64_t place, uint64_t size)
+{
+    if (nbdi_announce(c, place, size)) {
+        nbdi_seek(nbdi_reply_slot(c), &c->in_cursor, place);
+    }
+    c->left = size;
+    c->state = NBDI_DATA;
+}
+
+static int nbdi_simple(nbd_client *c, const uint8_t *p)
+{
+    uint32_t error = nbdi_get32(p + 4);
+    nbd_slot *s;
+    if (!nbdi_find(c, nbdi_get64(p + 8))) {
+        return NBDI_AGAIN;
+    }
+    s = nbdi_reply_slot(c);
+    c->reply_flags = NBDI_CHUNK_DONE;
+    if (error) {
+        nbdi_server_error(c, error);
+        return nbdi_replied(c);
+    }
+    if (s->command == NBD_BLOCK_STATUS || (s->command == NBD_READ && c->got.protocol != NBD_PROTOCOL_SIMPLE)) {
+        return nbdi_broken(c, NBDI_SAY("simple reply to a command that needs a structured one"));
+    }
+    if (s->command != NBD_READ || s->size == 0) {
+        return nbdi_replied(c);
+    }
+    nbdi_expect_data(c, 0, s->size);
+    return NBDI_AGAIN;
+}
+
+static int nbdi_begin_chunk(nbd_client *c, uint32_t state)
+{
+    c->state = (uint8_t)state;
+    return NBDI_AGAIN;
+}
+
+static int nbdi_status_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, uint64_t length)
+{
+    int extended = c->got.protocol == NBD_PROTOCOL_EXTENDED;
+    uint32_t head = extended ? 8 : 4, each = extended ? 16 : 8;
+    if (s->command != NBD_BLOCK_STATUS || type != (extended ? NBDI_CHUNK_STATUS_EXT : NBDI_CHUNK_STATUS)) {
+        return nbdi_broken(c, NBDI_SAY("block status chunk of a kind that is not valid here"));
+    }
+    if (length < head + each || length > head + (uint64_t)each * NBDI_EXTENTS_MAX || (length - head) % each) {
+        return nbdi_broken(c, NBDI_SAY("block status chunk of an impossible length"));
+    }
+    c->left = length;
+    return nbdi_begin_chunk(c, NBDI_STATUS);
+}
+
+static int nbdi_content_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, uint64_t length)
+{
+    if (s->command != NBD_READ) {
+        return nbdi_broken(c, NBDI_SAY("content chunk in reply to a command that is no read"));
+    }
+    if (type == NBDI_CHUNK_HOLE) {
+        return length == 12 ? nbdi_begin_chunk(c, NBDI_HOLE) : nbdi_broken(c, NBDI_SAY("hole chunk is not 12 bytes long"));
+    }
+    if (length < 9 || length - 8 > s->size) {
+        return nbdi_broken(c, NBDI_SAY("data chunk empty or longer than the request"));
+    }
+    c->left = length - 8;
+    return nbdi_begin_chunk(c, NBDI_OFFSET);
+}
+
+static int nbdi_chunk(nbd_client *c, uint32_t flags, uint32_t type, uint64_t length)
+{
+    const nbd_slot *s = nbdi_reply_slot(c);
+    c->reply_flags = (uint16_t)flags;
+    c->reply_type = (uint16_t)type;
+    if (type & 0x8000u) {
+        c->reply_length = (uint32_t)nbdi_min(length, 0xffffffffu);
+        return length >= 6 && length <= NBDI_ERROR_MAX ? nbdi_begin_chunk(c, NBDI_ERROR)
+                                                       : nbdi_broken(c, NBDI_SAY("error chunk of an impossible length"));
+    }
+    switch (type) {
+    case NBDI_CHUNK_NONE:
+        return length == 0 && (flags & NBDI_CHUNK_DONE) ? nbdi_begin_chunk(c, NBDI_END)
+                                                        : nbdi_broken(c, NBDI_SAY("NONE chunk with payload or without DONE"));
+    case NBDI_CHUNK_DATA:
+    case NBDI_CHUNK_HOLE:
+        return nbdi_content_chunk(c, s, type, length);
+    case NBDI_CHUNK_STATUS:
+    case NBDI_CHUNK_STATUS_EXT:
+        return nbdi_status_chunk(c, s, type, length);
+    default:
+        return nbdi_broken(c, NBDI_SAY("chunk of an unknown type"));
+    }
+}
+
+static int nbdi_extended_chunk(nbd_client *c, const uint8_t *p)
+{
+    if (!nbdi_find(c, nbdi_get64(p + 8))) {
+        return NBDI_AGAIN;
+    }
+    if (nbdi_get64(p + 16) != nbdi_reply_slot(c)->offset) {
+        return nbdi_broken(c, NBDI_SAY("extended reply does not echo the offset"));
+    }
+    return nbdi_chunk(c, nbdi_get16(p + 4), nbdi_get16(p + 6), nbdi_get64(p + 24));
+}
+
+// Size of the reply header whose magic this is; 0 if that kind was not negotiated.
+static uint32_t nbdi_reply_size(const nbd_client *c, uint32_t magic)
+{
+    if (c->got.protocol == NBD_PROTOCOL_EXTENDED) {
+        return magic == NBDI_MAGIC_EXTENDED ? 32 : 0;
+    }
+    if (magic == NBDI_MAGIC_STRUCTURED) {
+        return c->got.protocol == NBD_PROTOCOL_STRUCTURED ? 20 : 0;
+    }
+    return magic == NBDI_MAGIC_SIMPLE ? 16 : 0;
+}
+
+static int nbdi_step_reply(nbd_client *c)
+{
+    const uint8_t *p = c->buffer + c->in_start;
+    uint32_t size;
+    if (c->in_end - c->in_start < 4) {
+        return NBDI_WAIT;
+    }
+    size = nbdi_reply_size(c, nbdi_get32(p));
+    if (!size) {
+        return nbdi_broken(c, NBDI_SAY("bad magic of a reply, or a kind that was not negotiated"));
+    }
+    p = nbdi_take(c, size);
+    if (!p) {
+        return NBDI_WAIT;
+    }
+    if (size == 16) {
+        return nbdi_simple(c, p);
+    }
+    if (size == 32) {
+        return nbdi_extended_chunk(c, p);
+    }
+    if (!nbdi_find(c, nbdi_get64(p + 8))) {
+        return NBDI_AGAIN;
+    }
+    return nbdi_chunk(c, nbdi_get16(p + 4), nbdi_get16(p + 6), nbdi_get32(p + 16));
+}
+
+// Whether [offset, offset + size) lies within the request.  Nothing is added before
+// it is compared, so nothing wraps.
+static int nbdi_inside(const nbd_slot *s, uint64_t offset, uint64_t size)
+{
+    return offset >= s->offset && size <= s->size && offset - s->offset <= s->size - size;
+}
+
+static int nbdi_step_offset(nbd_client *c)
+{
+    const uint8_t *p = nbdi_take(c, 8);
+    const nbd_slot *s = nbdi_reply_slot(c);
+    if (!p) {
+        return NBDI_WAIT;
+    }
+    if (!nbdi_inside(s, nbdi_get64(p), c->left)) {
+        c->left = 0;
+        return nbdi_broken(c, NBDI_SAY("data outside the request"));
+    }
+    nbdi_expect_data(c, nbdi_get64(p) - s->offset, c->left);
+    return NBDI_AGAIN;
+}
+
+static int nbdi_step_data(nbd_client *c)
+{
+    uint64_t bytes = nbdi_min(c->left, c->in_end - c->in_start);
+    c->left -= bytes;
+    c->place += bytes;
+    while (bytes) {
+        nbd_iovec v = {NULL, 0};
+        v.size = (size_t)bytes;
+        if (!c->drop) {
+            v = nbdi_piece(nbdi_reply_slot(c), &c->in_cursor, bytes);
+            memcpy(v.base, c->buffer + c->in_start, v.size);
+        }
+        c->in_start += (uint32_t)v.size;
+        bytes -= v.size;
+    }
+    return c->left ? NBDI_WAIT : nbdi_step_end(c);
+}
+
+static int nbdi_step_hole(nbd_client *c, nbd_event *event)
+{
+    const uint8_t *p = nbdi_take(c, 12);
+    nbd_slot *s = nbdi_reply_slot(c);
+    uint64_t offset;
+    uint32_t size;
+    if (!p) {
+        return NBDI_WAIT;
+    }
+    offset = nbdi_get64(p);
+    size = nbdi_get32(p + 8);
+    if (size == 0 || !nbdi_inside(s, offset, size)) {
+        return nbdi_broken(c, NBDI_SAY("hole empty or outside the request"));
+    }
+    c->state = NBDI_END;
+    if (!nbdi_announce(c, offset - s->offset, size)) {
+        return NBDI_AGAIN;
+    }
+    if (!(s->flags & NBD_SPARSE)) {
+        nbdi_clear(s, offset - s->offset, size);
+        return NBDI_AGAIN;
+    }
+    s->state |= NBDI_SPARED;
+    event->type = NBD_EVENT_HOLE;
+    nbdi_about(event, s);
+    event->offset = offset;
+    event->size = size;
+    return NBDI_EVENT;
+}
+
+// What stands behind the message of an error chunk must be as long as its type says.
+static int nbdi_step_error(nbd_client *c)
+{
+    const uint8_t *p = nbdi_take(c, 6);
+    uint32_t message, rest, after = c->reply_type == NBDI_CHUNK_ERROR_OFFSET ? NBDI_ERROR_OFFSET : NBDI_END;
+    if (!p) {
+        return NBDI_WAIT;
+    }
+    c->reply_error = nbdi_get32(p);
+    message = nbdi_get16(p + 4);
+    if (c->reply_error == 0) {
+        return nbdi_broken(c, NBDI_SAY("error chunk with error 0"));
+    }
+    if (message > c->reply_length - 6 || message > NBDI_STRING_MAX) {
+        return nbdi_broken(c, NBDI_SAY("error message longer than its chunk or 4096"));
+    }
+    rest = c->reply_length - 6 - message;
+    if ((c->reply_type == NBDI_CHUNK_ERROR && rest != 0) || (c->reply_type == NBDI_CHUNK_ERROR_OFFSET && rest != 8)) {
+        return nbdi_broken(c, NBDI_SAY("error chunk longer or shorter than its type"));
+    }
+    if (after == NBDI_ERROR_OFFSET) {
+        rest = 0;
+    } else {
+        nbdi_server_error(c, c->reply_error);
+    }
+    return message ? nbdi_text(c, NBD_TEXT_MESSAGE, message, rest, after) : nbdi_skip(c, rest, after);
+}
+
+static int nbdi_step_error_offset(nbd_client *c)
+{
+    const uint8_t *p = nbdi_take(c, 8);
+    nbd_slot *s = nbdi_reply_slot(c);
+    if (!p) {
+        return NBDI_WAIT;
+    }
+    if (!nbdi_inside(s, nbdi_get64(p), s->size ? 1 : 0)) {
+        return nbdi_broken(c, NBDI_SAY("error offset outside the request"));
+    }
+    if (!s->server_error) {
+        s->error_offset = nbdi_get64(p);
+    }
+    c->state = NBDI_END;
+    return nbdi_server_error(c, c->reply_error);
+}
+
+static int nbdi_step_status(nbd_client *c)
+{
+    int extended = c->got.protocol == NBD_PROTOCOL_EXTENDED;
+    const uint8_t *p = nbdi_take(c, extended ? 8 : 4);
+    nbd_slot *s = nbdi_reply_slot(c);
+    uint32_t i, *word;
+    if (!p) {
+        return NBDI_WAIT;
+    }
+    c->left -= extended ? 8 : 4;
+    if (extended && nbdi_get32(p + 4) != c->left / 16) {
+        return nbdi_broken(c, NBDI_SAY("number of extents does not fit the length of the chunk"));
+    }
+    for (i = 0; i < c->got.context_count && c->contexts[i].id != nbdi_get32(p); i++) {
+    }
+    if (i == c->got.context_count) {
+        return nbdi_broken(c, NBDI_SAY("block status for a metadata context that was not agreed on"));
+    }
+    word = nbdi_context_word(s, i);
+    if (*word >> i % 32 & 1u) {
+        return nbdi_broken(c, NBDI_SAY("block status twice for one metadata context"));
+    }
+    *word |= (uint32_t)1 << i % 32;
+    c->found = i;
+    c->place = s->offset;
+    c->state = NBDI_EXTENT;
+    return NBDI_AGAIN;
+}
+
+// Every extent but the last ends inside the request; with NBD_REQ_ONE there is one
+// and it does not exceed the request.  c->place is where the next extent begins.
+static int nbdi_extent_ok(const nbd_client *c, const nbd_slot *s, uint64_t size, int last)
+{
+    uint64_t before = c->place - s->offset;
+    if (size == 0 || before >= s->size || size > UINT64_MAX - c->place) {
+        return 0;
+    }
+    if (s->flags & NBD_REQ_ONE) {
+        return last && size <= s->size;
+    }
+    return last || size < s->size - before;
+}
+
+static int nbdi_step_extent(nbd_client *c, nbd_event *event)
+{
+    uint32_t each = c->got.protocol == NBD_PROTOCOL_EXTENDED ? 16 : 8;
+    const nbd_slot *s = nbdi_reply_slot(c);
+    const uint8_t *p = nbdi_take(c, each);
+    if (!p) {
+        return NBDI_WAIT;
+    }
+    nbdi_about(event, s);
+    event->offset = c->place;
+    event->context = c->found;
+    event->size = each == 16 ? nbdi_get64(p) : nbdi_get32(p);
+    event->flags = each == 16 ? nbdi_get64(p + 8) : nbdi_get32(p + 4);
+    c->left -= each;
+    if (!nbdi_extent_ok(c, s, event->size, c->left == 0)) {
+        return nbdi_broken(c, NBDI_SAY("extent empty, too long, or behind the end of the request"));
+    }
+    c->place += event->size;
+    if (c->left == 0) {
+        c->state = NBDI_END;
+    }
+    event->type = NBD_EVENT_EXTENT;
+    return NBDI_EVENT;
+}
+
+static int nbdi_step_closing(nbd_client *c)
+{
+    c->in_start = c->in_end;
+    return NBDI_WAIT;
+}
+
+static int nbdi_step(nbd_client *c, nbd_event *event)
+{
+    if (c->done != NBDI_NONE) {
+        uint16_t index = c->done;
+        c->done = c->slots[index].next;
+        return nbdi_finish(c, index, event);
+    }
+    switch ((enum nbdi_state)c->state) {
+    case NBDI_MAGIC: return nbdi_step_magic(c);
+    case NBDI_OLD: return nbdi_step_old(c, event);
+    case NBDI_FLAGS: return nbdi_step_flags(c, event);
+    case NBDI_HAGGLE: return nbdi_step_haggle(c);
+    case NBDI_OPTION: return nbdi_step_option(c);
+    case NBDI_INFO: return nbdi_step_info(c);
+    case NBDI_INFO_EXPORT: return nbdi_step_info_export(c);
+    case NBDI_INFO_BLOCK: return nbdi_step_info_block(c);
+    case NBDI_SERVER: return nbdi_step_server(c);
+    case NBDI_LISTED: return nbdi_step_listed(c);
+    case NBDI_CONTEXT: return nbdi_step_context(c);
+    case NBDI_NAME: return nbdi_step_name(c);
+    case NBDI_TEXT: return nbdi_step_text(c, event);
+    case NBDI_SKIP: return nbdi_step_skip(c);
+    case NBDI_SETTLE: return nbdi_step_settle(c, event);
+    case NBDI_REPLY: return nbdi_step_reply(c);
+    case NBDI_OFFSET: return nbdi_step_offset(c);
+    case NBDI_DATA: return nbdi_step_data(c);
+    case NBDI_HOLE: return nbdi_step_hole(c, event);
+    case NBDI_ERROR: return nbdi_step_error(c);
+    case NBDI_ERROR_OFFSET: return nbdi_step_error_offset(c);
+    case NBDI_STATUS: return nbdi_step_status(c);
+    case NBDI_EXTENT: return nbdi_step_extent(c, event);
+    case NBDI_END: return nbdi_step_end(c);
+    case NBDI_CLOSING: return nbdi_step_closing(c);
+    case NBDI_DEAD: return nbdi_dead(c, event);
+    case NBDI_IDLE:
+    case NBDI_TLS:
+    case NBDI_ENDED: break;
+    }
+    return NBDI_WAIT;
+}
+
+/// Public functions ///
+
+const char *nbd_strerror(int error)
+{
+#ifdef NBD_NO_TEXT
+    (void)error;
+    return "";
+#else
+#define NBDI_CASE(name, value, text) \
+    case value: \
+        return text;
+    switch (error) {
+        NBD_ERRORS(NBDI_CASE)
+    default:
+        return "unknown error";
+    }
+#undef NBDI_CASE
+#endif
+}
+
+static int nbdi_config_ok(const nbd_config *config)
+{
+    uint32_t flags = config->flags;
+    return config->slots && config->slot_count >= 1 && config->slot_count <= NBD_SLOTS_MAX && config->buffer &&
+           config->context_count <= 64 * NBD_RANGES && (config->contexts || !config->context_count) &&
+           (config->query_count == 0 || (config->queries && config->contexts)) &&
+           !((flags & NBD_TLS_REQUIRE) && (flags & NBD_ONLY_EXPORT_NAME));
+}
+
+static int nbdi_names_ok(const nbd_config *config)
+{
+    nbd_option o;
+    memset(&o, 0, sizeof o);
+    o.option = NBD_OPTION_SET_META_CONTEXT;
+    o.name = config->export_name;
+    o.queries = config->queries;
+    o.query_count = config->query_count;
+    return nbdi_option_length(&o) != 0xffffffffu;
+}
+
+static void nbdi_free_slots(nbd_client *c)
+{
+    uint32_t i;
+    for (i = 0; i < c->slot_count; i++) {
+        c->slots[i].id = 0;
+        c->slots[i].state = 0;
+        c->slots[i].next = (uint16_t)(i + 1 < c->slot_count ? i + 1 : NBDI_NONE);
+    }
+    c->free = 0;
+}
+
+int nbd_init_checked(nbd_client *client, const nbd_config *config, size_t client_size, size_t slot_size,
+                     uint32_t version)
+{
+    if (client_size != sizeof(nbd_client) || slot_size != sizeof(nbd_slot) || version != NBD_VERSION) {
+        return NBD_ERR_ABI;
+    }
+    if (!client || !config || !nbdi_config_ok(config)) {
+        return NBD_ERR_ARG;
+    }
+    if (config->buffer_size < NBD_BUFFER_MIN || config->buffer_size > 0x7fffffffu) {
+        return NBD_ERR_BUFFER;
+    }
+    if (!nbdi_names_ok(config)) {
+        return NBD_ERR_NAME;
+    }
+    memset(client, 0, sizeof *client);
+    client->config_flags = config->flags;
+    client->slot_count = (uint16_t)config->slot_count;
+    client->slots = config->slots;
+    client->buffer = (uint8_t *)config->buffer;
+    client->buffer_size = (uint32_t)config->buffer_size;
+    client->head_size = (uint32_t)nbdi_min((uint64_t)32 * config->slot_count, config->buffer_size / 4);
+    client->export_name = config->export_name;
+    client->queries = config->queries;
+    client->query_count = config->query_count;
+    client->contexts = config->contexts;
+    client->context_room = (uint16_t)config->context_count;
+    client->handshake_hide = (uint8_t)(config->handshake_hide & 3u);
+    client->detail = "";
+    nbdi_free_slots(client);
+    return 0;
+}
+
+// Everything that one connection knows and the next must not.
+int nbd_connect(nbd_client *client, const nbd_transport *transport)
+{
+    nbd_client *c = client;
+    if (c->state != NBDI_IDLE && c->state != NBDI_ENDED) {
+        return NBD_ERR_STATE;
+    }
+    c->transport = transport;
+    c->state = NBDI_MAGIC;
+    c->error = 0;
+    c->detail = "";
+    memset(&c->got, 0, sizeof c->got);
+    nbdi_forget_export(c);
+    memset(&c->option, 0, sizeof c->option);
+    c->option_due = c->flags_due = 0;
+    c->automatic = 0;
+    c->context_name = NULL;
+    c->handshake_flags = 0;
+    c->transmission = c->closing = c->disc = 0;
+    c->piece = c->piece_fill = 0;
+    c->head_sent = c->head_fill = 0;
+    c->out_done = c->out_offered = 0;
+    c->out_failed = c->out_blocked = 0;
+    c->out_cursor.index = 0;
+    c->out_cursor.skip = 0;
+    c->first = c->unsent = c->last = c->done = NBDI_NONE;
+    c->scan = 0;
+    c->in_start = c->in_end = c->head_size;
+    c->in_offered = 0;
+    c->direct = 0;
+    c->left = 0;
+    c->drop = 0;
+    c->in_over = 0;
+    c->in_blocked = NBD_WANT_READ;
+    c->fresh = 0;
+    return 0;
+}
+
+int nbd_allows(const nbd_client *client, uint32_t command, uint32_t flags)
+{
+    const nbd_export *got = &client->got;
+    uint32_t need;
+    if (!nbdi_transmitting(client) || !nbdi_op_known(command, flags)) {
+        return 0;
+    }
+    need = nbdi_rules[command].offers;
+    need |= flags & NBD_FUA ? NBD_OFFERS_FUA : 0;
+    need |= flags & NBD_DF ? NBD_OFFERS_DF : 0;
+    need |= flags & NBD_FAST_ZERO ? NBD_OFFERS_FAST_ZERO : 0;
+    if ((got->flags & need) != need || (nbdi_writes(command) && (got->flags & NBD_OFFERS_READ_ONLY))) {
+        return 0;
+    }
+    return !(flags & NBD_DF && got->protocol == NBD_PROTOCOL_SIMPLE) &&
+           !(command == NBD_BLOCK_STATUS && got->context_count == 0);
+}
+
+static int nbdi_memory_ok(const nbd_op *op)
+{
+    uint64_t sum = 0;
+    uint32_t i;
+    if (!nbdi_carries_data(op->command)) {
+        return !op->buffer && !op->data && !op->iov && !op->iov_count;
+    }
+    if (!op->iov) {
+        return !op->iov_count && (op->command == NBD_READ ? op->buffer && !op->data : op->data && !op->buffer);
+    }
+    for (i = 0; i < op->iov_count; i++) {
+        if (op->iov[i].size > op->size - sum) {
+            return 0;
+        }
+        sum += op->iov[i].size;
+    }
+    return !op->buffer && !op->data && sum == op->size && (op->iov_count > 0 || op->size == 0);
+}
+
+// The largest size that may be asked for.  32 bits bound a read in every mode, since
+// its proof counts in 32 bits, as does memory on a 32-bit machine.
+static uint64_t nbdi_largest(const nbd_client *c, uint32_t command)
+{
+    uint64_t header = c->got.protocol == NBD_PROTOCOL_EXTENDED && !nbdi_carries_data(command) ? UINT64_MAX : 0xffffffffu;
+    int limited = nbdi_carries_data(command) && !(c->config_flags & NBD_UNCHECKED_PAYLOAD);
+    return limited ? c->got.maximum_payload : header;
+}
+
+static int nbdi_check_range(const nbd_client *c, const nbd_op *op)
+{
+    const nbd_export *got = &c->got;
+    if (op->size == 0 && !(c->config_flags & NBD_UNCHECKED_ZERO_SIZE)) {
+        return NBD_ERR_ZERO_SIZE;
+    }
+    if (op->size > nbdi_largest(c, op->command)) {
+        return NBD_ERR_PAYLOAD;
+    }
+    if ((op->size > got->size || op->offset > got->size - op->size) && !(c->config_flags & NBD_UNCHECKED_BOUNDS)) {
+        return NBD_ERR_BOUNDS;
+    }
+    if (((op->offset | op->size) & (got->minimum_block - 1)) && !(c->config_flags & NBD_UNCHECKED_BLOCK_SIZE)) {
+        return NBD_ERR_BLOCK_SIZE;
+    }
+    return 0;
+}
+
+static int nbdi_check(const nbd_client *c, const nbd_op *op)
+{
+    uint32_t command = op->command;
+    if (!nbdi_transmitting(c) || c->closing) {
+        return NBD_ERR_STATE;
+    }
+    if (!nbdi_op_known(command, op->flags) || !nbdi_memory_ok(op)) {
+        return NBD_ERR_ARG;
+    }
+    if (nbdi_writes(command) && (c->got.flags & NBD_OFFERS_READ_ONLY)) {
+        if (!(c->config_flags & NBD_UNCHECKED_READ_ONLY)) {
+            return NBD_ERR_READ_ONLY;
+        }
+    } else if (!nbd_allows(c, command, op->flags) && !(c->config_flags & NBD_UNCHECKED_UNSUPPORTED)) {
+        return NBD_ERR_UNSUPPORTED;
+    }
+    if (command == NBD_FLUSH) {
+        return op->offset || op->size ? NBD_ERR_ARG : 0;
+    }
+    return nbdi_check_range(c, op);
+}
+
+static void nbdi_fill(nbd_slot *s, const nbd_op *op)
+{
+    s->offset = op->offset;
+    s->size = op->size;
+    s->error_offset = op->offset;
+    if (op->iov) {
+        s->data.many = op->iov;
+    } else {
+        s->data.one.base = op->command == NBD_WRITE ? nbdi_unconst(op->data) : op->buffer;
+        s->data.one.size = (size_t)op->size;
+    }
+    s->iov_count = op->iov ? op->iov_count : 0;
+    s->user = op->user;
+    s->command = (uint8_t)op->command;
+    s->flags = (uint8_t)op->flags;
+    s->server_error = 0;
+    s->error = 0;
+    s->state = 0;
+    s->range_count = 0;
+    if (op->command == NBD_BLOCK_STATUS) {
+        memset(s->range, 0, sizeof s->range);
+    }
+}
+
+static void nbdi_enqueue(nbd_client *c, uint16_t index)
+{
+    c->slots[index].next = NBDI_NONE;
+    if (c->first == NBDI_NONE) {
+        c->first = index;
+    } else {
+        c->slots[c->last].next = index;
+    }
+    if (c->unsent == NBDI_NONE) {
+        c->unsent = index;
+    }
+    c->last = index;
+}
+
+int nbd_issue(nbd_client *client, const nbd_op *op, uint64_t *id)
+{
+    nbd_client *c = client;
+    uint16_t index = c->free;
+    nbd_slot *s;
+    int error = nbdi_check(c, op);
+    if (error) {
+        return error;
+    }
+    if (index == NBDI_NONE) {
+        return NBD_ERR_FULL;
+    }
+    s = &c->slots[index];
+    c->free = s->next;
+    nbdi_fill(s, op);
+    s->id = ++c->serial << 16 | index;
+    nbdi_enqueue(c, index);
+    c->counters.in_flight++;
+    if (c->counters.in_flight > c->counters.in_flight_max) {
+        c->counters.in_flight_max = c->counters.in_flight;
+    }
+    if (id) {
+        *id = s->id;
+    }
+    return 0;
+}
+
+unsigned nbd_outgoing(nbd_client *client, nbd_iovec *iov, unsigned count, unsigned *flags)
+{
+    nbd_client *c = client;
+    nbdi_offer offer = {NULL, 0, 0, 0};
+    int more;
+    *flags = 0;
+    if (!nbdi_pending(c)) {
+        return 0;
+    }
+    offer.iov = iov;
+    offer.room = count;
+    if (c->head_sent == c->head_fill) {
+        c->head_sent = c->head_fill = 0;
+    }
+    more = c->transmission ? nbdi_offer_requests(c, &offer) : nbdi_offer_options(c, &offer);
+    c->out_offered = offer.bytes;
+    *flags = more ? NBD_SEND_MORE : 0;
+    return offer.count;
+}
+
+// What a hook says about waiting, as NBD_WANT_ bits; 0 for a failure.
+static uint8_t nbdi_blocked(ptrdiff_t result)
+{
+    if (result == NBD_IO_READ) {
+        return NBD_WANT_READ;
+    }
+    return result == NBD_IO_WRITE ? NBD_WANT_WRITE : 0;
+}
+
+int nbd_sent(nbd_client *client, ptrdiff_t result)
+{
+    nbd_client *c = client;
+    if (!c->out_offered) {
+        return NBD_ERR_STATE;
+    }
+    if (result > 0 && (uint64_t)result > c->out_offered) {
+        return NBD_ERR_ARG;
+    }
+    c->counters.sends++;
+    c->out_offered = 0;
+    c->out_blocked = result == 0 ? NBD_WANT_WRITE : nbdi_blocked(result);
+    if (result > 0) {
+        c->counters.bytes_sent += (uint64_t)result;
+        if (c->transmission) {
+            nbdi_ack_requests(c, (uint64_t)result);
+        } else {
+            nbdi_ack_options(c, (uint64_t)result);
+        }
+    } else if (!c->out_blocked) {
+        c->out_failed = 1;
+        c->in_blocked = 0; // replies that are already here are read before giving up
+    }
+    c->fresh |= !c->out_blocked || c->state == NBDI_DEAD;
+    return 0;
+}
+
+unsigned nbd_incoming(nbd_client *client, nbd_iovec *iov, unsigned count)
+{
+    nbd_client *c = client;
+    nbdi_offer offer = {NULL, 0, 0, 0};
+    uint32_t behind;
+    offer.iov = iov;
+    offer.room = count;
+    if (!c->in_offered) {
+        if (!nbdi_takes_input(c)) {
+            return 0;
+        }
+        nbdi_make_room(c);
+        c->direct = nbdi_direct(c);
+    }
+    behind = c->in_offered ? (uint32_t)(c->in_offered - c->direct) : c->buffer_size - c->in_end;
+    if (!c->direct || nbdi_add_data(&offer, nbdi_reply_slot(c), c->in_cursor, c->direct)) {
+        nbdi_add(&offer, c->buffer + c->in_end, behind);
+    }
+    if (!c->in_offered) {
+        c->direct = (uint32_t)nbdi_min(c->direct, offer.bytes);
+        c->in_offered = offer.bytes;
+    }
+    return offer.count;
+}
+
+int nbd_received(nbd_client *client, ptrdiff_t result)
+{
+    nbd_client *c = client;
+    if (!c->in_offered) {
+        return NBD_ERR_STATE;
+    }
+    if (result > 0 && (uint64_t)result > c->in_offered) {
+        return NBD_ERR_ARG;
+    }
+    c->counters.receives++;
+    c->in_blocked = nbdi_blocked(result);
+    if (result > 0) {
+        uint32_t placed = (uint32_t)nbdi_min((uint64_t)result, c->direct);
+        nbdi_advance(nbdi_reply_slot(c), &c->in_cursor, placed);
+        c->counters.bytes_received += (uint64_t)result;
+        c->left -= placed;
+        c->place += placed;
+        c->in_end += (uint32_t)((uint64_t)result - placed);
+    } else if (!c->in_blocked) {
+        c->in_over = result == NBD_IO_EOF ? NBDI_IN_EOF : NBDI_IN_FAILED;
+    }
+    c->in_offered = 0;
+    c->direct = 0;
+    c->fresh |= !c->in_blocked || c->state == NBDI_DEAD || c->out_failed;
+    return 0;
+}
+
+static uint64_t nbdi_bytes(const nbd_iovec *iov, unsigned count)
+{
+    uint64_t bytes = 0;
+    while (count) {
+        bytes += iov[--count].size;
+    }
+    return bytes;
+}
+
+// For a transport that takes one piece: joins small pieces in `stage`.
+static nbd_iovec nbdi_join(nbd_client *c, const nbd_iovec *iov, unsigned count, uint8_t *stage)
+{
+    nbd_iovec v = iov[0];
+    unsigned i;
+    if (count == 1 || v.size >= NBD_STAGE) {
+        return v;
+    }
+    v.base = stage;
+    v.size = 0;
+    for (i = 0; i < count && v.size < NBD_STAGE; i++) {
+        size_t size = (size_t)nbdi_min(iov[i].size, NBD_STAGE - v.size);
+        memcpy(stage + v.size, iov[i].base, size);
+        v.size += size;
+    }
+    c->counters.staged++;
+    return v;
+}
+
+// `budget` is what this poll may still send.  The flag is given only if another send
+// of this poll is sure to follow.
+static ptrdiff_t nbdi_send(nbd_client *c, const nbd_iovec *iov, unsigned count, unsigned flags, uint64_t budget)
+{
+    const nbd_transport *t = c->transport;
+    uint8_t stage[NBD_STAGE];
+    nbd_iovec one;
+    uint64_t offered = nbdi_bytes(iov, count), handed = offered;
+    if (t->flags & NBD_ONE_PIECE) {
+        one = nbdi_join(c, iov, count, stage);
+        iov = &one;
+        count = 1;
+        handed = one.size;
+        flags |= handed < offered ? NBD_SEND_MORE : 0;
+    }
+    return t->send(t->context, iov, count, handed < budget ? flags : 0);
+}
+
+static void nbdi_poll_out(nbd_client *c, nbd_iovec *iov)
+{
+    uint64_t budget = NBD_POLL_BYTES;
+    unsigned count, flags;
+    while ((count = nbd_outgoing(c, iov, NBD_IOVECS, &flags)) > 0) {
+        ptrdiff_t result = nbdi_send(c, iov, count, flags, budget);
+        if (nbd_sent(c, result) || result <= 0 || (uint64_t)result >= budget) {
+            return;
+        }
+        budget -= (uint64_t)result;
+    }
+}
+
+static void nbdi_poll_in(nbd_client *c, nbd_iovec *iov)
+{
+    const nbd_transport *t = c->transport;
+    uint64_t budget = NBD_POLL_BYTES;
+    unsigned count;
+    while ((count = nbd_incoming(c, iov, NBD_IOVECS)) > 0) {
+        uint64_t asked = t->flags & NBD_ONE_PIECE ? iov[0].size : nbdi_bytes(iov, count);
+        ptrdiff_t result = t->recv(t->context, iov, count);
+        if (nbd_received(c, result) || result <= 0) {
+            return;
+        }
+        if ((uint64_t)result < asked && (t->flags & NBD_SHORT_IS_DRY)) {
+            c->in_blocked = NBD_WANT_READ;
+            return;
+        }
+        if ((uint64_t)result >= budget) {
+            return;
+        }
+        budget -= (uint64_t)result;
+    }
+}
+
+int nbd_poll(nbd_client *client, unsigned ready)
+{
+    nbd_client *c = client;
+    nbd_iovec iov[NBD_IOVECS];
+    if (!c->transport || c->state == NBDI_IDLE) {
+        return NBD_ERR_STATE;
+    }
+    if (!c->out_blocked || (ready & c->out_blocked)) {
+        nbdi_poll_out(c, iov);
+    }
+    if (!c->in_blocked || (ready & c->in_blocked)) {
+        nbdi_poll_in(c, iov);
+    }
+    return 0;
+}
+
+int nbd_next(nbd_client *client, nbd_event *event)
+{
+    int step;
+    memset(event, 0, sizeof *event);
+    event->detail = "";
+    do {
+        step = nbdi_step(client, event);
+        if (step == NBDI_WAIT && nbdi_starved(client)) {
+            step = NBDI_AGAIN;
+        }
+    } while (step == NBDI_AGAIN);
+    client->fresh = step == NBDI_EVENT;
+    return step == NBDI_EVENT;
+}
+
+unsigned nbd_wants(const nbd_client *client)
+{
+    const nbd_client *c = client;
+    unsigned wants = c->fresh ? NBD_WANT_NOW : 0;
+    if (nbdi_takes_input(c)) {
+        wants |= c->in_blocked ? c->in_blocked : NBD_WANT_READ;
+        wants |= c->in_blocked || c->in_offered ? 0 : NBD_WANT_NOW;
+    }
+    if (nbdi_pending(c)) {
+        wants |= c->out_blocked ? c->out_blocked : NBD_WANT_WRITE;
+        wants |= c->out_blocked || c->out_offered ? 0 : NBD_WANT_NOW;
+    }
+    return wants;
+}
+
+int nbd_disconnect(nbd_client *client)
+{
+    if (!nbdi_alive(client)) {
+        return NBD_ERR_STATE;
+    }
+    client->closing = 1;
+    client->fresh = 1;
+    if (client->state == NBDI_TLS) {
+        client->state = NBDI_DEAD; // the stream is in nobody's hands
+    }
+    nbdi_wind_up(client);
+    return 0;
+}
+
+int nbd_abandon(nbd_client *client)
+{
+    if (!nbdi_alive(client)) {
+        return NBD_ERR_STATE;
+    }
+    nbdi_fail(client, NBD_ERR_ABANDONED, "");
+    return 0;
+}
+
+const nbd_export *nbd_negotiated(const nbd_client *client)
+{
+    return &client->got;
+}
+
+const nbd_counters *nbd_count(const nbd_client *client)
+{
+    return &client->counters;
+}
+
+const char *nbd_detail(const nbd_client *client)
+{
+    return client->detail;
+}
+
+int nbd_phase(const nbd_client *client)
+{
+    const nbd_client *c = client;
+    switch ((enum nbdi_state)c->state) {
+    case NBDI_IDLE:
+    case NBDI_ENDED:
+        return NBD_PHASE_IDLE;
+    case NBDI_MAGIC:
+    case NBDI_OLD:
+    case NBDI_FLAGS:
+        return NBD_PHASE_GREETING;
+    case NBDI_TLS:
+        return NBD_PHASE_STARTTLS;
+    case NBDI_CLOSING:
+    case NBDI_DEAD:
+        return NBD_PHASE_CLOSING;
+    default:
+        return c->transmission ? NBD_PHASE_TRANSMISSION : NBD_PHASE_OPTIONS;
+    }
+}
+
+static int nbdi_option_ok(const nbd_option *o)
+{
+    return (o->data || !o->data_size) && (o->queries || !o->query_count);
+}
+
+int nbd_negotiate(nbd_client *client, const nbd_option *option)
+{
+    nbd_client *c = client;
+    uint32_t number = option->option;
+    if (c->state != NBDI_HAGGLE || c->closing || number == NBD_OPTION_ABORT ||
+        (number == NBD_OPTION_STARTTLS && c->got.tls)) {
+        return NBD_ERR_STATE;
+    }
+    if (!nbdi_option_ok(option)) {
+        return NBD_ERR_ARG;
+    }
+    if ((c->config_flags & NBD_TLS_REQUIRE) && !c->got.tls && number != NBD_OPTION_STARTTLS) {
+        return NBD_ERR_TLS;
+    }
+    if (number == NBD_OPTION_EXPORT_NAME ? c->got.protocol == NBD_PROTOCOL_EXTENDED : !nbdi_fixed(c)) {
+        return NBD_ERR_UNSUPPORTED;
+    }
+    if (nbdi_option_length(option) == 0xffffffffu) {
+        return NBD_ERR_NAME;
+    }
+    nbdi_start(c, option);
+    return 0;
+}
+
+int nbd_starttls(nbd_client *client, const nbd_transport *transport)
+{
+    nbd_client *c = client;
+    nbd_event unused;
+    if (c->state != NBDI_TLS || c->in_offered || c->out_offered) {
+        return NBD_ERR_STATE;
+    }
+    if (c->in_start != c->in_end) {
+        nbdi_fail(c, NBD_ERR_INJECTED, NBDI_SAY("bytes behind the acknowledgement of STARTTLS"));
+        return 0;
+    }
+    c->transport = transport;
+    c->got.protocol = NBD_PROTOCOL_SIMPLE;
+    c->got.context_count = 0;
+    c->got.tls = 1;
+    c->context_name = NULL;
+    nbdi_forget_export(c);
+    c->in_blocked = c->out_blocked = 0;
+    nbdi_haggle(c, &unused);
+    return 0;
+}
+//@SOCKETS@
+//@CONVENIENCE@
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif // NBD_IMPLEMENTATION
