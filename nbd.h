@@ -410,9 +410,9 @@ typedef struct nbd_counters {
     uint64_t bytes_received;
     uint64_t sends;         // calls of nbd_sent, those that moved nothing too
     uint64_t receives;      // calls of nbd_received, the same
-    uint64_t staged;        // copies made for a transport with NBD_ONE_PIECE
-    uint32_t in_flight;     // requests issued and not yet pulled as DONE
-    uint32_t in_flight_max; // the most there have been since nbd_init
+    uint32_t staged;        // copies made for a transport with NBD_ONE_PIECE
+    uint16_t in_flight;     // requests issued and not yet pulled as DONE
+    uint16_t in_flight_max; // the most there have been since nbd_init
 } nbd_counters;
 
 // One request.  All of it is private; give an array of them to nbd_init.
@@ -513,7 +513,6 @@ typedef struct nbdi_cursor {
 // The client.  All of it is private; see nbd_negotiated, nbd_count, nbd_detail.
 typedef struct nbd_client {
     // Private from here on.  Set by nbd_init:
-    uint32_t config_flags;
     uint32_t buffer_size;
     uint8_t *buffer;
     nbd_slot *slots;
@@ -522,6 +521,7 @@ typedef struct nbd_client {
     const char *const *queries;
     uint32_t query_count;
     uint32_t head_size; // bytes of the header area
+    uint16_t config_flags;
     uint16_t slot_count;
     uint16_t context_room;
     uint8_t handshake_hide;
@@ -537,6 +537,7 @@ typedef struct nbd_client {
     nbd_export got;
     nbd_counters counters;
     uint64_t serial; // of the last request; makes cookies unique
+    uint64_t place;  // of the next byte: in the request; EXTENT: in the export
     // Options:
     nbd_option option;        // under way if option_due
     const char *context_name; // export of the last SET_META_CONTEXT
@@ -559,8 +560,8 @@ typedef struct nbd_client {
     uint8_t after; // state behind TEXT and SKIP
     uint32_t head_sent;
     uint32_t head_fill;
-    uint64_t out_done;    // bytes of the first request or piece that are sent
-    uint64_t out_offered; // bytes
+    size_t out_done;    // bytes of the first request or piece that are sent
+    size_t out_offered; // bytes
     nbdi_cursor out_cursor;
     uint16_t first;  // slot: head of the send queue
     uint16_t unsent; // slot: first without an encoded header
@@ -578,9 +579,8 @@ typedef struct nbd_client {
     uint32_t in_start;
     uint32_t in_end;
     uint32_t direct;     // bytes of payload memory on offer
-    uint64_t in_offered; // bytes
-    uint64_t left;       // bytes of the chunk still to come
-    uint64_t place;      // where they belong: in the request; EXTENT: in the export
+    uint32_t left;       // bytes of the chunk still to come
+    size_t in_offered;   // bytes
     nbdi_cursor in_cursor;
 } nbd_client;
 
@@ -951,7 +951,34 @@ NBD_API int nbd_sync_close(nbd_sync *sync);
 #define NBD_IMPLEMENTATION_DONE
 
 #include <string.h>
-//@INCLUDES@
+
+#ifndef NBD_NO_SOCKETS
+#ifdef _WIN32
+#ifndef WIN32_LEAN_AND_MEAN
+#define WIN32_LEAN_AND_MEAN
+#endif
+#include <winsock2.h>
+#include <ws2tcpip.h>
+#else
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+#ifndef NBD_NO_DIAL
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/un.h>
+#ifndef AI_PASSIVE
+#error "nbd.h: <netdb.h> hides getaddrinfo: define _POSIX_C_SOURCE 200112L first, or NBD_NO_DIAL"
+#endif
+#endif
+#endif
+#endif // NBD_NO_SOCKETS
 
 #ifdef __cplusplus
 extern "C" {
@@ -1627,7 +1654,7 @@ typedef struct nbdi_offer {
     nbd_iovec *iov;
     unsigned room;
     unsigned count;
-    uint64_t bytes;
+    size_t bytes;
 } nbdi_offer;
 
 // Adds memory to an offer; what follows the last piece in memory joins it.
@@ -1669,7 +1696,7 @@ static int nbdi_add_data(nbdi_offer *o, const nbd_slot *s, nbdi_cursor cursor, u
 static int nbdi_offer_requests(nbd_client *c, nbdi_offer *o)
 {
     uint32_t header = nbdi_header_size(c), head = c->head_sent;
-    uint64_t done = c->out_done; // of the first request: bytes acknowledged
+    size_t done = c->out_done; // of the first request: bytes acknowledged
     nbdi_cursor cursor = c->out_cursor;
     uint16_t index;
 
@@ -1677,7 +1704,7 @@ static int nbdi_offer_requests(nbd_client *c, nbdi_offer *o)
     for (index = c->first; index != c->unsent; index = c->slots[index].next) {
         nbd_slot *s = &c->slots[index];
         if (done < header) {
-            if (!nbdi_add(o, c->buffer + head, (size_t)(header - done))) {
+            if (!nbdi_add(o, c->buffer + head, header - done)) {
                 return 1;
             }
             head += header - (uint32_t)done;
@@ -1718,7 +1745,7 @@ static void nbdi_ack_requests(nbd_client *c, uint64_t bytes)
         uint64_t data = nbdi_min(bytes - head, header + nbdi_payload(s) - c->out_done - head);
         nbdi_advance(s, &c->out_cursor, data);
         c->head_sent += (uint32_t)head;
-        c->out_done += head + data;
+        c->out_done += (size_t)(head + data);
         bytes -= head + data;
         if (c->out_done == header + nbdi_payload(s)) {
             nbdi_request_sent(c, s);
@@ -1871,7 +1898,7 @@ static int nbdi_keep_piece(nbd_client *c, uint32_t i, const uint8_t *small, size
 static int nbdi_offer_options(nbd_client *c, nbdi_offer *o)
 {
     uint32_t i, head = c->head_sent;
-    size_t done = (size_t)c->out_done; // of the first piece: bytes acknowledged
+    size_t done = c->out_done; // of the first piece: bytes acknowledged
     uint8_t small[20];
     nbd_iovec v;
     for (i = c->piece; nbdi_option_piece(c, i, small, &v); i++) {
@@ -1901,7 +1928,7 @@ static void nbdi_ack_options(nbd_client *c, uint64_t bytes)
             c->head_sent += (uint32_t)n;
         }
         bytes -= n;
-        c->out_done += n;
+        c->out_done += (size_t)n;
         if (c->out_done < v.size) {
             return;
         }
@@ -2069,7 +2096,7 @@ static int nbdi_takes_input(const nbd_client *c)
 static uint32_t nbdi_direct(const nbd_client *c)
 {
     int in_place = c->state == NBDI_DATA && !c->drop && c->in_start == c->in_end;
-    return in_place ? (uint32_t)c->left : 0;
+    return in_place ? c->left : 0;
 }
 
 /// Receiving: options ///
@@ -2528,7 +2555,7 @@ static void nbdi_expect_data(nbd_client *c, uint64_t place, uint64_t size)
     if (nbdi_announce(c, place, size)) {
         nbdi_seek(nbdi_reply_slot(c), &c->in_cursor, place);
     }
-    c->left = size;
+    c->left = (uint32_t)size;
     c->state = NBDI_DATA;
 }
 
@@ -2571,7 +2598,7 @@ static int nbdi_status_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, ui
     if (length < head + each || length > head + (uint64_t)each * NBDI_EXTENTS_MAX || (length - head) % each) {
         return nbdi_broken(c, NBDI_SAY("block status chunk of an impossible length"));
     }
-    c->left = length;
+    c->left = (uint32_t)length;
     return nbdi_begin_chunk(c, NBDI_STATUS);
 }
 
@@ -2586,7 +2613,7 @@ static int nbdi_content_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, u
     if (length < 9 || length - 8 > s->size) {
         return nbdi_broken(c, NBDI_SAY("data chunk empty or longer than the request"));
     }
-    c->left = length - 8;
+    c->left = (uint32_t)(length - 8);
     return nbdi_begin_chunk(c, NBDI_OFFSET);
 }
 
@@ -2689,18 +2716,17 @@ static int nbdi_step_offset(nbd_client *c)
 
 static int nbdi_step_data(nbd_client *c)
 {
-    uint64_t bytes = nbdi_min(c->left, c->in_end - c->in_start);
+    uint32_t bytes = (uint32_t)nbdi_min(c->left, c->in_end - c->in_start);
     c->left -= bytes;
     c->place += bytes;
     while (bytes) {
-        nbd_iovec v = {NULL, 0};
-        v.size = (size_t)bytes;
+        nbd_iovec v = {NULL, bytes};
         if (!c->drop) {
             v = nbdi_piece(nbdi_reply_slot(c), &c->in_cursor, bytes);
             memcpy(v.base, c->buffer + c->in_start, v.size);
         }
         c->in_start += (uint32_t)v.size;
-        bytes -= v.size;
+        bytes -= (uint32_t)v.size;
     }
     return c->left ? NBDI_WAIT : nbdi_step_end(c);
 }
@@ -2918,7 +2944,7 @@ const char *nbd_strerror(int error)
 static int nbdi_config_ok(const nbd_config *config)
 {
     uint32_t flags = config->flags;
-    return config->slots && config->slot_count >= 1 && config->slot_count <= NBD_SLOTS_MAX && config->buffer &&
+    return flags <= 0xffffu && config->slots && config->slot_count >= 1 && config->slot_count <= NBD_SLOTS_MAX && config->buffer &&
            config->context_count <= 64 * NBD_RANGES && (config->contexts || !config->context_count) &&
            (config->query_count == 0 || (config->queries && config->contexts)) &&
            !((flags & NBD_TLS_REQUIRE) && (flags & NBD_ONLY_EXPORT_NAME));
@@ -2962,7 +2988,7 @@ int nbd_init_checked(nbd_client *client, const nbd_config *config, size_t client
         return NBD_ERR_NAME;
     }
     memset(client, 0, sizeof *client);
-    client->config_flags = config->flags;
+    client->config_flags = (uint16_t)config->flags;
     client->slot_count = (uint16_t)config->slot_count;
     client->slots = config->slots;
     client->buffer = (uint8_t *)config->buffer;
@@ -3512,8 +3538,1490 @@ int nbd_starttls(nbd_client *client, const nbd_transport *transport)
     nbdi_haggle(c, &unused);
     return 0;
 }
-//@SOCKETS@
-//@CONVENIENCE@
+/// Sockets: implementation ///
+
+#if !defined(NBD_NO_SOCKETS) || !defined(NBD_NO_CONVENIENCE)
+
+// Takes time off a limit in milliseconds; a negative limit is none and stays.
+static void nbdi_spend(int *limit_ms, uint64_t passed)
+{
+    if (*limit_ms > 0) *limit_ms = passed < (uint64_t)*limit_ms ? *limit_ms - (int)passed : 0;
+}
+
+#endif
+
+#ifndef NBD_NO_SOCKETS
+
+#ifndef NBD_SEND_FLAGS
+#ifdef MSG_MORE
+#define NBD_SEND_FLAGS(flags) ((NBD_SEND_MORE & (flags)) ? MSG_MORE : 0)
+#else
+#define NBD_SEND_FLAGS(flags) ((void)(flags), 0)
+#endif
+#endif
+
+#ifdef MSG_NOSIGNAL
+#define NBDI_NO_SIGNAL MSG_NOSIGNAL
+#else
+#define NBDI_NO_SIGNAL 0
+#endif
+
+// Bytes in one call at most: some systems refuse sums above INT_MAX.
+#define NBDI_SOCKET_MOST ((size_t)1 << 30)
+
+// Where Winsock and POSIX differ: names, error numbers, the two vectored calls,
+// waiting and the clock.
+#ifdef _WIN32
+
+#define NBDI_OS_SOCKET(socket) ((SOCKET)(socket))
+#define NBDI_OS_WRONG_TYPE WSAEPROTOTYPE
+#define NBDI_OS_TIMED_OUT WSAETIMEDOUT
+
+static int nbdi_os_error(void)
+{
+    return WSAGetLastError();
+}
+
+static int nbdi_os_interrupted(int os_error)
+{
+    return os_error == WSAEINTR;
+}
+
+static int nbdi_os_blocked(int os_error)
+{
+    return os_error == WSAEWOULDBLOCK;
+}
+
+static int nbdi_os_connecting(int os_error)
+{
+    return os_error == WSAENOTCONN || os_error == WSAEINPROGRESS || os_error == WSAEALREADY;
+}
+
+static int nbdi_os_unblock(nbd_socket socket)
+{
+    u_long on = 1;
+    return ioctlsocket(NBDI_OS_SOCKET(socket), (long)FIONBIO, &on);
+}
+
+static DWORD nbdi_os_pieces(WSABUF *to, const nbd_iovec *from, unsigned count)
+{
+    size_t room = NBDI_SOCKET_MOST;
+    DWORD used = 0;
+    while (used < count && used < NBD_IOVECS && room > 0) {
+        size_t size = from[used].size < room ? from[used].size : room;
+        to[used].buf = (char *)from[used].base;
+        to[used].len = (ULONG)size;
+        room -= size;
+        used++;
+    }
+    return used;
+}
+
+static ptrdiff_t nbdi_os_send(nbd_socket socket, const nbd_iovec *iov, unsigned count, int flags)
+{
+    WSABUF pieces[NBD_IOVECS];
+    DWORD used = nbdi_os_pieces(pieces, iov, count), moved = 0;
+    if (WSASend(NBDI_OS_SOCKET(socket), pieces, used, &moved, (DWORD)flags, NULL, NULL)) return -1;
+    return (ptrdiff_t)moved;
+}
+
+static ptrdiff_t nbdi_os_recv(nbd_socket socket, const nbd_iovec *iov, unsigned count)
+{
+    WSABUF pieces[NBD_IOVECS];
+    DWORD used = nbdi_os_pieces(pieces, iov, count), moved = 0, flags = 0;
+    if (WSARecv(NBDI_OS_SOCKET(socket), pieces, used, &moved, &flags, NULL, NULL)) return -1;
+    return (ptrdiff_t)moved;
+}
+
+// select, because WSAPoll never reports a failed connect on older systems.
+// Returns what is ready of `wants`, both after a failure, 0 at the time-out, -1.
+static int nbdi_os_ready(nbd_socket socket, unsigned wants, int timeout_ms)
+{
+    fd_set readable, writable, failed;
+    struct timeval limit;
+    unsigned ready = 0;
+    int count;
+    FD_ZERO(&readable);
+    FD_ZERO(&writable);
+    FD_ZERO(&failed);
+    if (wants & NBD_WANT_READ) FD_SET(NBDI_OS_SOCKET(socket), &readable);
+    if (wants & NBD_WANT_WRITE) FD_SET(NBDI_OS_SOCKET(socket), &writable);
+    FD_SET(NBDI_OS_SOCKET(socket), &failed);
+    limit.tv_sec = timeout_ms / 1000;
+    limit.tv_usec = timeout_ms % 1000 * 1000;
+    count = select(0, &readable, &writable, &failed, timeout_ms < 0 ? NULL : &limit);
+    if (count <= 0) return count < 0 ? -1 : 0;
+    if (FD_ISSET(NBDI_OS_SOCKET(socket), &readable)) ready |= NBD_WANT_READ;
+    if (FD_ISSET(NBDI_OS_SOCKET(socket), &writable)) ready |= NBD_WANT_WRITE;
+    if (FD_ISSET(NBDI_OS_SOCKET(socket), &failed)) ready |= NBD_WANT_READ | NBD_WANT_WRITE;
+    return (int)ready;
+}
+
+static uint64_t nbdi_clock(void)
+{
+    return GetTickCount64();
+}
+
+#else // POSIX
+
+#define NBDI_OS_SOCKET(socket) (socket)
+#define NBDI_OS_WRONG_TYPE EPROTOTYPE
+#define NBDI_OS_TIMED_OUT ETIMEDOUT
+
+static int nbdi_os_error(void)
+{
+    return errno;
+}
+
+static int nbdi_os_interrupted(int os_error)
+{
+    return os_error == EINTR;
+}
+
+static int nbdi_os_blocked(int os_error)
+{
+#if EAGAIN != EWOULDBLOCK
+    if (os_error == EWOULDBLOCK) return 1;
+#endif
+    return os_error == EAGAIN;
+}
+
+static int nbdi_os_connecting(int os_error)
+{
+    return os_error == ENOTCONN || os_error == EINPROGRESS || os_error == EALREADY;
+}
+
+static int nbdi_os_unblock(nbd_socket socket)
+{
+    int flags = fcntl(socket, F_GETFL);
+    return flags < 0 ? -1 : fcntl(socket, F_SETFL, flags | O_NONBLOCK);
+}
+
+// Counts in the message itself: the type of msg_iovlen differs between systems.
+static void nbdi_os_pieces(struct msghdr *message, const nbd_iovec *from, unsigned count)
+{
+    size_t room = NBDI_SOCKET_MOST;
+    unsigned used;
+    for (used = 0; used < count && used < NBD_IOVECS && room > 0; used++) {
+        size_t size = from[used].size < room ? from[used].size : room;
+        message->msg_iov[used].iov_base = from[used].base;
+        message->msg_iov[used].iov_len = size;
+        message->msg_iovlen++;
+        room -= size;
+    }
+}
+
+static ptrdiff_t nbdi_os_send(nbd_socket socket, const nbd_iovec *iov, unsigned count, int flags)
+{
+    struct iovec pieces[NBD_IOVECS];
+    struct msghdr message;
+    memset(&message, 0, sizeof message);
+    message.msg_iov = pieces;
+    nbdi_os_pieces(&message, iov, count);
+    return sendmsg(socket, &message, flags);
+}
+
+static ptrdiff_t nbdi_os_recvmsg(nbd_socket socket, const nbd_iovec *iov, unsigned count)
+{
+    struct iovec pieces[NBD_IOVECS];
+    struct msghdr message;
+    memset(&message, 0, sizeof message);
+    message.msg_iov = pieces;
+    nbdi_os_pieces(&message, iov, count);
+    return recvmsg(socket, &message, 0);
+}
+
+static ptrdiff_t nbdi_os_recv(nbd_socket socket, const nbd_iovec *iov, unsigned count)
+{
+    size_t size = iov->size < NBDI_SOCKET_MOST ? iov->size : NBDI_SOCKET_MOST;
+    return count == 1 ? recv(socket, iov->base, size, 0) : nbdi_os_recvmsg(socket, iov, count);
+}
+
+// Returns what is ready of `wants`, both after a failure, 0 at the time-out, -1.
+static int nbdi_os_ready(nbd_socket socket, unsigned wants, int timeout_ms)
+{
+    struct pollfd at;
+    unsigned ready = 0;
+    int count;
+    at.fd = socket;
+    at.events = 0;
+    at.revents = 0;
+    if (wants & NBD_WANT_READ) at.events = POLLIN;
+    if (wants & NBD_WANT_WRITE) at.events = (short)(at.events | POLLOUT);
+    count = poll(&at, 1, timeout_ms);
+    if (count <= 0) return count;
+    if (at.revents & POLLIN) ready |= NBD_WANT_READ;
+    if (at.revents & POLLOUT) ready |= NBD_WANT_WRITE;
+    if (at.revents & (POLLERR | POLLHUP | POLLNVAL)) ready |= NBD_WANT_READ | NBD_WANT_WRITE;
+    return (int)ready;
+}
+
+// Milliseconds.  Differences of the cut counter add up to the time that passed,
+// however short the intervals are.  Strict C hides the monotonic clock: then whole
+// seconds of the wall clock must do, and somebody who sets it shifts a time-out.
+static uint64_t nbdi_clock(void)
+{
+#ifdef CLOCK_MONOTONIC
+    struct timespec now;
+    if (clock_gettime(CLOCK_MONOTONIC, &now)) return 0;
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+#else
+    return (uint64_t)time(NULL) * 1000;
+#endif
+}
+
+#endif // POSIX
+
+// A clock that was set back counts as one that stood still.
+static uint64_t nbdi_clock_since(uint64_t start)
+{
+    uint64_t now = nbdi_clock();
+    return now > start ? now - start : 0;
+}
+
+// 1: connected, 0: still connecting, -1: never will be, *os_error says why.
+// Readiness comes first: once the socket is ready the answers below are final.
+static int nbdi_socket_state(nbd_socket socket, int *os_error)
+{
+    struct sockaddr_storage peer;
+    socklen_t peer_size = sizeof peer, size = sizeof *os_error;
+    int ready = nbdi_os_ready(socket, NBD_WANT_WRITE, 0);
+    if (ready == 0 || (ready < 0 && nbdi_os_interrupted(nbdi_os_error()))) return 0;
+    if (getsockopt(NBDI_OS_SOCKET(socket), SOL_SOCKET, SO_ERROR, (char *)os_error, &size)) {
+        *os_error = nbdi_os_error();
+        return -1;
+    }
+    if (*os_error != 0) return -1;
+    if (getpeername(NBDI_OS_SOCKET(socket), (struct sockaddr *)(void *)&peer, &peer_size) == 0) {
+        return 1;
+    }
+    *os_error = nbdi_os_error();
+    return -1;
+}
+
+// What a hook returns after a failed call.  "Not connected" counts as blocked only
+// while the socket is connecting, or the caller would spin on it for ever.
+static ptrdiff_t nbdi_socket_failed(nbd_socket_io *io, int os_error, ptrdiff_t blocked)
+{
+    if (nbdi_os_blocked(os_error)) return blocked;
+    if (nbdi_os_connecting(os_error) && nbdi_socket_state(io->socket, &os_error) >= 0) {
+        return NBD_IO_WRITE;
+    }
+    io->os_error = os_error;
+    return NBD_IO_ERROR;
+}
+
+static ptrdiff_t nbdi_socket_send(void *context, const nbd_iovec *iov, unsigned count,
+                                  unsigned flags)
+{
+    nbd_socket_io *io = (nbd_socket_io *)context;
+    int os_flags = io->send_flags != NULL ? io->send_flags(io, flags) : NBD_SEND_FLAGS(flags);
+    int os_error;
+    do {
+        ptrdiff_t moved = nbdi_os_send(io->socket, iov, count, os_flags | NBDI_NO_SIGNAL);
+        if (moved >= 0) return moved;
+        os_error = nbdi_os_error();
+    } while (nbdi_os_interrupted(os_error));
+    return nbdi_socket_failed(io, os_error, NBD_IO_WRITE);
+}
+
+static ptrdiff_t nbdi_socket_recv(void *context, const nbd_iovec *iov, unsigned count)
+{
+    nbd_socket_io *io = (nbd_socket_io *)context;
+    int os_error;
+    do {
+        ptrdiff_t moved = nbdi_os_recv(io->socket, iov, count);
+        if (moved >= 0) return moved > 0 ? moved : NBD_IO_EOF;
+        os_error = nbdi_os_error();
+    } while (nbdi_os_interrupted(os_error));
+    return nbdi_socket_failed(io, os_error, NBD_IO_READ);
+}
+
+static int nbdi_socket_wait(void *context, unsigned wants, int *timeout_ms)
+{
+    nbd_socket_io *io = (nbd_socket_io *)context;
+    int ready, os_error;
+    do {
+        uint64_t start = nbdi_clock();
+        ready = nbdi_os_ready(io->socket, wants, *timeout_ms);
+        os_error = nbdi_os_error();
+        if (ready == 0 && *timeout_ms > 0) *timeout_ms = 0;
+        nbdi_spend(timeout_ms, nbdi_clock_since(start));
+        if (ready >= 0) return ready;
+    } while (nbdi_os_interrupted(os_error) && *timeout_ms != 0);
+    if (nbdi_os_interrupted(os_error)) return 0;
+    io->os_error = os_error;
+    return NBD_IO_ERROR;
+}
+
+static int nbdi_socket_is_stream(nbd_socket socket, int *os_error)
+{
+    int type = 0;
+    socklen_t size = sizeof type;
+    if (getsockopt(NBDI_OS_SOCKET(socket), SOL_SOCKET, SO_TYPE, (char *)&type, &size)) {
+        *os_error = nbdi_os_error();
+        return 0;
+    }
+    if (type != SOCK_STREAM) *os_error = NBDI_OS_WRONG_TYPE;
+    return type == SOCK_STREAM;
+}
+
+static int nbdi_socket_prepare(nbd_socket socket)
+{
+#if !defined(MSG_NOSIGNAL) && defined(SO_NOSIGPIPE)
+    int on = 1;
+    if (setsockopt(socket, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on)) return -1;
+#endif
+    return nbdi_os_unblock(socket);
+}
+
+int nbd_socket_init(nbd_socket_io *io, nbd_socket socket)
+{
+    memset(io, 0, sizeof *io);
+    io->socket = socket;
+    io->transport.flags = NBD_SHORT_IS_DRY;
+    io->transport.context = io;
+    io->transport.send = nbdi_socket_send;
+    io->transport.recv = nbdi_socket_recv;
+    io->transport.wait = nbdi_socket_wait;
+    if (!nbdi_socket_is_stream(socket, &io->os_error)) return NBD_ERR_SOCKET;
+    if (nbdi_socket_prepare(socket)) {
+        io->os_error = nbdi_os_error();
+        return NBD_ERR_SOCKET;
+    }
+    return NBD_OK;
+}
+
+// A close that fails has closed all the same, and there is nobody to tell.
+void nbd_socket_close(nbd_socket socket)
+{
+    if (socket == NBD_SOCKET_NONE) return;
+#ifdef _WIN32
+    (void)closesocket(NBDI_OS_SOCKET(socket));
+#else
+    (void)close(socket);
+#endif
+}
+
+#ifndef NBD_NO_DIAL
+
+#define NBDI_DEFAULT_PORT 10809u
+#define NBDI_DEFAULT_PORT_TEXT "10809"
+
+// nbd_dial.kind holds the address kind plus 1.  0 is over: a zeroed struct, or one
+// whose socket is the caller's, so that nbd_dial_stop leaves that alone.
+#define NBDI_DIAL_OVER 0u
+
+// A socket that programs started by this one do not inherit.
+static nbd_socket nbdi_os_open(int family, int protocol)
+{
+#if defined(_WIN32) && defined(WSA_FLAG_NO_HANDLE_INHERIT)
+    return WSASocketW(family, SOCK_STREAM, protocol, NULL, 0,
+                      WSA_FLAG_OVERLAPPED | WSA_FLAG_NO_HANDLE_INHERIT);
+#elif defined(_WIN32)
+    return socket(family, SOCK_STREAM, protocol);
+#elif defined(SOCK_CLOEXEC)
+    return socket(family, SOCK_STREAM | SOCK_CLOEXEC, protocol);
+#else
+    int made = socket(family, SOCK_STREAM, protocol);
+    if (made >= 0 && fcntl(made, F_SETFD, FD_CLOEXEC) < 0) {
+        int os_error = errno;
+        nbd_socket_close(made);
+        errno = os_error;
+        return NBD_SOCKET_NONE;
+    }
+    return made;
+#endif
+}
+
+static int nbdi_dial_prepare(const nbd_dial *dial)
+{
+    int on = 1;
+    if (dial->kind == NBD_ADDRESS_TCP + 1u &&
+        setsockopt(NBDI_OS_SOCKET(dial->socket), IPPROTO_TCP, TCP_NODELAY, (const char *)&on,
+                   sizeof on)) {
+        return -1;
+    }
+    return nbdi_os_unblock(dial->socket);
+}
+
+// An interrupted connect goes on in the background.  EAGAIN of a Unix socket is
+// none of these: the listener's queue is full and nothing can be waited for, so the
+// attempt has failed, and os_error tells the caller that a later one may succeed.
+static int nbdi_os_connect_pending(int os_error)
+{
+#ifdef _WIN32
+    return os_error == WSAEWOULDBLOCK || os_error == WSAEINPROGRESS;
+#else
+    return os_error == EINPROGRESS || os_error == EINTR;
+#endif
+}
+
+static void nbdi_dial_drop(nbd_dial *dial)
+{
+    nbd_socket_close(dial->socket);
+    dial->socket = NBD_SOCKET_NONE;
+}
+
+// Starts one attempt.  A failure leaves no socket, and its reason in os_error.
+static int nbdi_dial_attempt(nbd_dial *dial, int family, int protocol, const void *address,
+                             socklen_t size)
+{
+    const struct sockaddr *to = (const struct sockaddr *)address;
+    dial->socket = nbdi_os_open(family, protocol);
+    if (dial->socket != NBD_SOCKET_NONE && nbdi_dial_prepare(dial) == 0) {
+        if (connect(NBDI_OS_SOCKET(dial->socket), to, size) == 0) return NBD_OK;
+        if (nbdi_os_connect_pending(nbdi_os_error())) return NBD_OK;
+    }
+    dial->os_error = nbdi_os_error();
+    nbdi_dial_drop(dial);
+    return NBD_ERR_CONNECT;
+}
+
+static void nbdi_dial_finish(nbd_dial *dial)
+{
+    if (dial->list != NULL) freeaddrinfo((struct addrinfo *)dial->list);
+    dial->list = NULL;
+    dial->next = NULL;
+    dial->kind = NBDI_DIAL_OVER;
+}
+
+// Starts the next address that can be started.
+static int nbdi_dial_advance(nbd_dial *dial)
+{
+    while (dial->next != NULL) {
+        const struct addrinfo *at = (const struct addrinfo *)dial->next;
+        dial->next = at->ai_next;
+        if (nbdi_dial_attempt(dial, at->ai_family, at->ai_protocol, at->ai_addr,
+                              (socklen_t)at->ai_addrlen) == NBD_OK) {
+            return 0;
+        }
+    }
+    return NBD_ERR_CONNECT;
+}
+
+static int nbdi_dial_resolve_error(int result)
+{
+#ifdef EAI_SYSTEM
+    if (result == EAI_SYSTEM) return nbdi_os_error();
+#endif
+    return result;
+}
+
+// Without AI_ADDRCONFIG: it would hide ::1 and localhost from a machine that has only
+// its loopback, and an address that cannot be reached fails at once anyway.
+static int nbdi_dial_tcp(nbd_dial *dial, const nbd_address *address)
+{
+    struct addrinfo hints, *list = NULL;
+    const char *port = address->port != NULL ? address->port : NBDI_DEFAULT_PORT_TEXT;
+    int result;
+    if (address->host == NULL || port[0] == '\0') return NBD_ERR_ARG;
+    memset(&hints, 0, sizeof hints);
+    hints.ai_socktype = SOCK_STREAM;
+    switch (address->family) {
+    case 0: hints.ai_family = AF_UNSPEC; break;
+    case 4: hints.ai_family = AF_INET; break;
+    case 6: hints.ai_family = AF_INET6; break;
+    default: return NBD_ERR_ARG;
+    }
+    result = getaddrinfo(address->host, port, &hints, &list);
+    if (result != 0) {
+        dial->os_error = nbdi_dial_resolve_error(result);
+        return NBD_ERR_RESOLVE;
+    }
+    dial->list = list;
+    dial->next = list;
+    return nbdi_dial_advance(dial);
+}
+
+#ifndef _WIN32
+
+// `lead` is the place of the name in sun_path: 1 behind the NUL of an abstract one.
+static int nbdi_dial_path(nbd_dial *dial, const char *path, size_t lead)
+{
+    struct sockaddr_un at;
+    size_t size = path != NULL ? strlen(path) : 0, end = lead != 0 ? lead + size : size + 1;
+    if (size == 0 || end > sizeof at.sun_path) return NBD_ERR_ARG;
+    memset(&at, 0, sizeof at);
+    at.sun_family = AF_UNIX;
+    memcpy(at.sun_path + lead, path, size);
+    return nbdi_dial_attempt(dial, AF_UNIX, 0, &at,
+                             (socklen_t)(offsetof(struct sockaddr_un, sun_path) + end));
+}
+
+#endif
+
+#if defined(__linux__) && defined(AF_VSOCK)
+
+// As struct sockaddr_vm of <linux/vm_sockets.h>, which may be missing.
+typedef struct nbdi_vsock_address {
+    uint16_t family;
+    uint16_t reserved;
+    uint32_t port;
+    uint32_t cid;
+    uint8_t zero[4];
+} nbdi_vsock_address;
+
+static int nbdi_dial_vsock(nbd_dial *dial, const nbd_address *address)
+{
+    nbdi_vsock_address at;
+    memset(&at, 0, sizeof at);
+    at.family = AF_VSOCK;
+    at.port = address->vport != 0 ? address->vport : NBDI_DEFAULT_PORT;
+    at.cid = address->cid;
+    return nbdi_dial_attempt(dial, AF_VSOCK, 0, &at, sizeof at);
+}
+
+#endif
+
+static int nbdi_dial_first(nbd_dial *dial, const nbd_address *address)
+{
+    switch (address->kind) {
+    case NBD_ADDRESS_TCP: return nbdi_dial_tcp(dial, address);
+#ifndef _WIN32
+    case NBD_ADDRESS_UNIX: return nbdi_dial_path(dial, address->path, 0);
+#endif
+#ifdef __linux__
+    case NBD_ADDRESS_ABSTRACT: return nbdi_dial_path(dial, address->path, 1);
+#endif
+#if defined(__linux__) && defined(AF_VSOCK)
+    case NBD_ADDRESS_VSOCK: return nbdi_dial_vsock(dial, address);
+#endif
+    default: return address->kind > NBD_ADDRESS_VSOCK ? NBD_ERR_ARG : NBD_ERR_UNSUPPORTED;
+    }
+}
+
+int nbd_dial_start(nbd_dial *dial, const nbd_address *address)
+{
+    int error;
+    memset(dial, 0, sizeof *dial);
+    dial->socket = NBD_SOCKET_NONE;
+    dial->kind = address->kind + 1u;
+    error = nbdi_dial_first(dial, address);
+    if (error) nbdi_dial_finish(dial);
+    return error;
+}
+
+static int nbdi_dial_retry(nbd_dial *dial)
+{
+    int error;
+    nbdi_dial_drop(dial);
+    error = nbdi_dial_advance(dial);
+    if (error) nbdi_dial_finish(dial);
+    return error;
+}
+
+int nbd_dial_step(nbd_dial *dial)
+{
+    int os_error = 0, state;
+    if (dial->kind == NBDI_DIAL_OVER) return NBD_ERR_STATE;
+    state = nbdi_socket_state(dial->socket, &os_error);
+    if (state == 0) return 0;
+    if (state < 0) {
+        dial->os_error = os_error;
+        return nbdi_dial_retry(dial);
+    }
+    nbdi_dial_finish(dial);
+    return 1;
+}
+
+int nbd_dial_next(nbd_dial *dial)
+{
+    if (dial->kind == NBDI_DIAL_OVER) return NBD_ERR_STATE;
+    dial->os_error = NBDI_OS_TIMED_OUT;
+    return nbdi_dial_retry(dial);
+}
+
+void nbd_dial_stop(nbd_dial *dial)
+{
+    if (dial->kind == NBDI_DIAL_OVER) return;
+    nbdi_dial_drop(dial);
+    nbdi_dial_finish(dial);
+}
+
+#endif // NBD_NO_DIAL
+#endif // NBD_NO_SOCKETS
+
+/// Convenience: implementation ///
+
+#ifndef NBD_NO_CONVENIENCE
+
+// URIs (RFC 3986, and doc/uri.md of the NBD project).  The text is taken apart from left
+// to right; each string is decoded behind the one before it.  strlen(text) + 8 bytes
+// suffice: the delimiter of a part pays for its NUL, "nbd://" and the 8 for "localhost".
+
+typedef struct nbdi_uri_range {
+    size_t start;
+    size_t end; // one behind the last byte
+} nbdi_uri_range;
+
+enum nbdi_uri_parameter_index {
+    NBDI_URI_SOCKET,
+    NBDI_URI_TLS_TYPE,
+    NBDI_URI_TLS_HOSTNAME,
+    NBDI_URI_TLS_VERIFY_PEER,
+    NBDI_URI_TLS_CERTIFICATES,
+    NBDI_URI_TLS_PSK_FILE,
+    NBDI_URI_PARAMETERS
+};
+
+typedef struct nbdi_uri_parser {
+    nbd_uri *uri;
+    const char *text;
+    char *memory;
+    size_t size; // of the memory
+    size_t used;
+    const char *value[NBDI_URI_PARAMETERS]; // NULL: not seen
+    size_t value_at[NBDI_URI_PARAMETERS];   // in the text
+} nbdi_uri_parser;
+
+// What decoded text may hold besides bytes that are harmless to print.
+#define NBDI_URI_CONTROLS 1u  // control characters, but no NUL
+#define NBDI_URI_FIRST_NUL 2u // a NUL as the first byte
+
+static const struct nbdi_uri_parameter {
+    const char *name;
+    unsigned holds;
+} nbdi_uri_parameters[NBDI_URI_PARAMETERS] = {
+    {"socket", NBDI_URI_CONTROLS | NBDI_URI_FIRST_NUL},
+    {"tls-type", 0},
+    {"tls-hostname", 0},
+    {"tls-verify-peer", 0},
+    {"tls-certificates", NBDI_URI_CONTROLS},
+    {"tls-psk-file", NBDI_URI_CONTROLS},
+};
+
+static const struct nbdi_uri_scheme {
+    const char *name;
+    uint32_t kind;
+    uint32_t config_flags;
+} nbdi_uri_schemes[] = {
+    {"nbd", NBD_ADDRESS_TCP, 0},         {"nbds", NBD_ADDRESS_TCP, NBD_TLS_REQUIRE},
+    {"nbd+unix", NBD_ADDRESS_UNIX, 0},   {"nbds+unix", NBD_ADDRESS_UNIX, NBD_TLS_REQUIRE},
+    {"nbd+vsock", NBD_ADDRESS_VSOCK, 0}, {"nbds+vsock", NBD_ADDRESS_VSOCK, NBD_TLS_REQUIRE},
+};
+
+#define NBDI_URI_SCHEMES (sizeof nbdi_uri_schemes / sizeof nbdi_uri_schemes[0])
+#define NBDI_URI_NAME_MOST 4096u // bytes of an export name
+
+static int nbdi_uri_bad(nbdi_uri_parser *parser, size_t at, const char *rule)
+{
+    parser->uri->detail = rule;
+    parser->uri->detail_at = at;
+    return NBD_ERR_URI;
+}
+
+static int nbdi_text_is(const char *text, const char *word)
+{
+    size_t size = strlen(word);
+    return strlen(text) == size && memcmp(text, word, size) == 0;
+}
+
+// The place of the first `wanted` in the range, or its end.
+static size_t nbdi_uri_find(const nbdi_uri_parser *parser, nbdi_uri_range in, char wanted)
+{
+    size_t at = in.start;
+    while (at < in.end && parser->text[at] != wanted)
+        at++;
+    return at;
+}
+
+// The place of the first of two bytes, or the end of the range.
+static size_t nbdi_uri_find_either(const nbdi_uri_parser *parser, nbdi_uri_range in, char one,
+                                   char other)
+{
+    in.end = nbdi_uri_find(parser, in, one);
+    return nbdi_uri_find(parser, in, other);
+}
+
+static int nbdi_hex_digit(char c)
+{
+    if (c >= '0' && c <= '9') return c - '0';
+    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+    return -1;
+}
+
+// The byte that the escape at `at` stands for, or -1.  It ends within its part of the
+// text: neither the NUL nor a delimiter is a digit.
+static int nbdi_uri_escape(const nbdi_uri_parser *parser, size_t at)
+{
+    int high = nbdi_hex_digit(parser->text[at + 1]), low;
+    if (high < 0) return -1;
+    low = nbdi_hex_digit(parser->text[at + 2]);
+    return low < 0 ? -1 : high * 16 + low;
+}
+
+static int nbdi_is_control(int byte)
+{
+    return byte < 0x20 || byte == 0x7f;
+}
+
+static int nbdi_uri_put(nbdi_uri_parser *parser, char byte)
+{
+    if (parser->used == parser->size) return NBD_ERR_BUFFER;
+    parser->memory[parser->used++] = byte;
+    return NBD_OK;
+}
+
+// Stores one decoded byte, if the place may hold it.
+static int nbdi_uri_put_decoded(nbdi_uri_parser *parser, int byte, size_t at, int first,
+                                unsigned holds)
+{
+    if (byte < 0) return nbdi_uri_bad(parser, at, "'%' without two hexadecimal digits");
+    if (byte == 0 && !(first && (holds & NBDI_URI_FIRST_NUL))) {
+        return nbdi_uri_bad(parser, at, "%00 is not allowed here");
+    }
+    if (byte != 0 && nbdi_is_control(byte) && !(holds & NBDI_URI_CONTROLS)) {
+        return nbdi_uri_bad(parser, at, "control character");
+    }
+    return nbdi_uri_put(parser, (char)byte);
+}
+
+static int nbdi_uri_decode(nbdi_uri_parser *parser, nbdi_uri_range in, unsigned holds,
+                           const char **decoded)
+{
+    size_t begin = parser->used, at = in.start;
+    int error = NBD_OK;
+    while (at < in.end && !error) {
+        int escaped = parser->text[at] == '%';
+        int byte = escaped ? nbdi_uri_escape(parser, at) : parser->text[at];
+        error = nbdi_uri_put_decoded(parser, byte, at, at == in.start, holds);
+        at += escaped ? 3u : 1u;
+    }
+    if (!error) error = nbdi_uri_put(parser, '\0');
+    if (!error) *decoded = parser->memory + begin;
+    return error;
+}
+
+// A decimal number from 1 (or 0) to `most`; anything else is -1.
+static int64_t nbdi_uri_number(const nbdi_uri_parser *parser, nbdi_uri_range in, uint32_t least,
+                               uint32_t most)
+{
+    uint64_t number = 0;
+    size_t at;
+    for (at = in.start; at < in.end; at++) {
+        char c = parser->text[at];
+        if (c < '0' || c > '9') return -1;
+        number = number * 10 + (unsigned)(c - '0');
+        if (number > most) return -1;
+    }
+    return in.start == in.end || number < least ? -1 : (int64_t)number;
+}
+
+// Everything that is not printable ASCII must be escaped in a URI.
+static int nbdi_uri_check_bytes(nbdi_uri_parser *parser, size_t *length)
+{
+    size_t at;
+    for (at = 0; parser->text[at] != '\0'; at++) {
+        unsigned char byte = (unsigned char)parser->text[at];
+        if (byte <= 0x20 || byte >= 0x7f) {
+            return nbdi_uri_bad(parser, at, "byte that must be percent-encoded");
+        }
+        if (byte == '#') return nbdi_uri_bad(parser, at, "fragments have no meaning here");
+    }
+    *length = at;
+    return NBD_OK;
+}
+
+// Schemes are compared without case.
+static int nbdi_uri_scheme_is(const nbdi_uri_parser *parser, size_t size, const char *name)
+{
+    size_t at;
+    if (strlen(name) != size) return 0;
+    for (at = 0; at < size; at++) {
+        char c = parser->text[at];
+        if (c >= 'A' && c <= 'Z') c = (char)(c - 'A' + 'a');
+        if (c != name[at]) return 0;
+    }
+    return 1;
+}
+
+static int nbdi_uri_take_scheme(nbdi_uri_parser *parser, nbdi_uri_range *rest)
+{
+    size_t colon = nbdi_uri_find(parser, *rest, ':');
+    size_t i = 0;
+    while (i < NBDI_URI_SCHEMES && !nbdi_uri_scheme_is(parser, colon, nbdi_uri_schemes[i].name)) {
+        i++;
+    }
+    if (colon == rest->end || i == NBDI_URI_SCHEMES) {
+        return nbdi_uri_bad(parser, 0, "scheme is none of nbd, nbds, with +unix or +vsock");
+    }
+    rest->start = colon + 1;
+    if (rest->end - rest->start < 2 || memcmp(parser->text + rest->start, "//", 2) != 0) {
+        return nbdi_uri_bad(parser, rest->start, "\"//\" is missing behind the scheme");
+    }
+    rest->start += 2;
+    parser->uri->address.kind = nbdi_uri_schemes[i].kind;
+    parser->uri->config_flags = nbdi_uri_schemes[i].config_flags;
+    return NBD_OK;
+}
+
+static int nbdi_uri_is_delimiter(char c)
+{
+    static const char delimiters[] = " /?#@[]:\\";
+    size_t i = 0;
+    while (delimiters[i] != '\0' && delimiters[i] != c)
+        i++;
+    return delimiters[i] != '\0';
+}
+
+// A host reaches resolvers, and command lines of careless programs.
+static int nbdi_uri_check_host(nbdi_uri_parser *parser, size_t at, const char *host)
+{
+    const char *c;
+    if (host[0] == '-') return nbdi_uri_bad(parser, at, "host starts with '-'");
+    for (c = host; *c != '\0'; c++) {
+        if (nbdi_uri_is_delimiter(*c)) {
+            return nbdi_uri_bad(parser, at, "delimiter or space inside the host");
+        }
+    }
+    return NBD_OK;
+}
+
+// An IPv6 address without brackets, maybe with %zone.  Only its alphabet is checked,
+// the rest is for the resolver.
+static int nbdi_uri_check_ipv6(nbdi_uri_parser *parser, size_t at, const char *host)
+{
+    const char *c;
+    int colons = 0;
+    for (c = host; *c != '\0' && *c != '%'; c++) {
+        if (*c == ':') colons++;
+        if (*c != ':' && *c != '.' && nbdi_hex_digit(*c) < 0) {
+            return nbdi_uri_bad(parser, at, "no IPv6 address between the brackets");
+        }
+    }
+    if (colons < 2) return nbdi_uri_bad(parser, at, "no IPv6 address between the brackets");
+    if (c[0] == '%' && c[1] == '\0') return nbdi_uri_bad(parser, at, "empty IPv6 zone");
+    return c[0] == '%' ? nbdi_uri_check_host(parser, at, c + 1) : NBD_OK;
+}
+
+// Moves in->start behind the host.
+static int nbdi_uri_take_bracketed(nbdi_uri_parser *parser, nbdi_uri_range *in)
+{
+    nbdi_uri_range inner;
+    int error;
+    inner.start = in->start + 1;
+    inner.end = nbdi_uri_find(parser, *in, ']');
+    if (inner.end == in->end) return nbdi_uri_bad(parser, in->start, "']' is missing");
+    in->start = inner.end + 1;
+    error = nbdi_uri_decode(parser, inner, 0, &parser->uri->address.host);
+    if (error) return error;
+    return nbdi_uri_check_ipv6(parser, inner.start, parser->uri->address.host);
+}
+
+static int nbdi_uri_take_name(nbdi_uri_parser *parser, nbdi_uri_range *in)
+{
+    nbdi_uri_range name = *in;
+    int error;
+    name.end = nbdi_uri_find(parser, *in, ':');
+    in->start = name.end;
+    error = nbdi_uri_decode(parser, name, 0, &parser->uri->address.host);
+    if (error) return error;
+    return nbdi_uri_check_host(parser, name.start, parser->uri->address.host);
+}
+
+static int nbdi_uri_default_host(nbdi_uri_parser *parser)
+{
+    static const char name[] = "localhost";
+    if (parser->size - parser->used < sizeof name) return NBD_ERR_BUFFER;
+    parser->uri->address.host = parser->memory + parser->used;
+    memcpy(parser->memory + parser->used, name, sizeof name);
+    parser->used += sizeof name;
+    return NBD_OK;
+}
+
+static int nbdi_uri_take_host(nbdi_uri_parser *parser, nbdi_uri_range *in)
+{
+    if (in->start == in->end || parser->text[in->start] == ':') {
+        return nbdi_uri_default_host(parser);
+    }
+    if (parser->text[in->start] == '[') return nbdi_uri_take_bracketed(parser, in);
+    return nbdi_uri_take_name(parser, in);
+}
+
+// What stands behind the host: nothing, or ':' and a port that may be empty.
+static int nbdi_uri_take_port(nbdi_uri_parser *parser, nbdi_uri_range in)
+{
+    if (in.start == in.end) return NBD_OK;
+    if (parser->text[in.start] != ':') {
+        return nbdi_uri_bad(parser, in.start, "only ':' and a port may follow ']'");
+    }
+    in.start++;
+    if (in.start == in.end) return NBD_OK;
+    if (nbdi_uri_find(parser, in, ':') != in.end) {
+        return nbdi_uri_bad(parser, in.start, "an IPv6 address stands in brackets");
+    }
+    if (nbdi_uri_number(parser, in, 1, 65535) < 0) {
+        return nbdi_uri_bad(parser, in.start, "port is no number from 1 to 65535");
+    }
+    return nbdi_uri_decode(parser, in, 0, &parser->uri->address.port);
+}
+
+static int nbdi_uri_take_vsock(nbdi_uri_parser *parser, nbdi_uri_range in)
+{
+    nbdi_uri_range cid = in, port = in;
+    int64_t number;
+    cid.end = nbdi_uri_find(parser, in, ':');
+    number = nbdi_uri_number(parser, cid, 0, UINT32_MAX);
+    if (number < 0) return nbdi_uri_bad(parser, cid.start, "CID is no 32-bit number");
+    parser->uri->address.cid = (uint32_t)number;
+    if (in.end - cid.end < 2) return NBD_OK;
+    port.start = cid.end + 1;
+    number = nbdi_uri_number(parser, port, 1, UINT32_MAX);
+    if (number < 0) return nbdi_uri_bad(parser, port.start, "port is no 32-bit number above 0");
+    parser->uri->address.vport = (uint32_t)number;
+    return NBD_OK;
+}
+
+static int nbdi_uri_take_user(nbdi_uri_parser *parser, nbdi_uri_range *in)
+{
+    nbdi_uri_range user = *in;
+    user.end = nbdi_uri_find(parser, *in, '@');
+    if (user.end == in->end) return NBD_OK;
+    in->start = user.end + 1;
+    if (nbdi_uri_find(parser, user, ':') != user.end) {
+        return nbdi_uri_bad(parser, user.start, "a password has no place in an NBD URI");
+    }
+    return nbdi_uri_decode(parser, user, 0, &parser->uri->user);
+}
+
+// A user name is allowed with every scheme: TLS with a pre-shared key needs it.
+static int nbdi_uri_take_authority(nbdi_uri_parser *parser, nbdi_uri_range in)
+{
+    int error = nbdi_uri_take_user(parser, &in);
+    if (error) return error;
+    switch (parser->uri->address.kind) {
+    case NBD_ADDRESS_VSOCK: return nbdi_uri_take_vsock(parser, in);
+    case NBD_ADDRESS_UNIX:
+        if (in.start == in.end) return NBD_OK;
+        return nbdi_uri_bad(parser, in.start, "a Unix socket has neither host nor port");
+    default:
+        error = nbdi_uri_take_host(parser, &in);
+        return error ? error : nbdi_uri_take_port(parser, in);
+    }
+}
+
+// Only the first '/' of the path does not belong to the name.
+static int nbdi_uri_take_export(nbdi_uri_parser *parser, nbdi_uri_range in)
+{
+    size_t begin = parser->used;
+    int error;
+    if (in.start < in.end) in.start++;
+    error = nbdi_uri_decode(parser, in, NBDI_URI_CONTROLS, &parser->uri->export_name);
+    if (error) return error;
+    if (parser->used - begin - 1 > NBDI_URI_NAME_MOST) {
+        return nbdi_uri_bad(parser, in.start, "export name longer than 4096 bytes");
+    }
+    return NBD_OK;
+}
+
+// Which parameter a key is, exactly; NBDI_URI_PARAMETERS if none.
+static unsigned nbdi_uri_parameter_of(const char *key)
+{
+    unsigned i = 0;
+    while (i < NBDI_URI_PARAMETERS && !nbdi_text_is(key, nbdi_uri_parameters[i].name))
+        i++;
+    return i;
+}
+
+static int nbdi_uri_take_value(nbdi_uri_parser *parser, unsigned which, nbdi_uri_range in)
+{
+    if (parser->value[which] != NULL) {
+        return nbdi_uri_bad(parser, in.start, "the same parameter twice");
+    }
+    if (in.start >= in.end) return nbdi_uri_bad(parser, in.end, "parameter without a value");
+    parser->value_at[which] = in.start;
+    return nbdi_uri_decode(parser, in, nbdi_uri_parameters[which].holds, &parser->value[which]);
+}
+
+// The key is decoded to be compared.
+static int nbdi_uri_take_parameter(nbdi_uri_parser *parser, nbdi_uri_range in)
+{
+    nbdi_uri_range key = in, value = in;
+    const char *name = NULL;
+    unsigned which;
+    int error;
+    key.end = nbdi_uri_find(parser, in, '=');
+    value.start = key.end + (key.end < in.end);
+    error = nbdi_uri_decode(parser, key, 0, &name);
+    if (error) return error;
+    which = nbdi_uri_parameter_of(name);
+    if (which < NBDI_URI_PARAMETERS) return nbdi_uri_take_value(parser, which, value);
+    if (parser->uri->unknown == NULL) parser->uri->unknown = name;
+    return NBD_OK;
+}
+
+static int nbdi_uri_take_query(nbdi_uri_parser *parser, nbdi_uri_range rest)
+{
+    int error = NBD_OK;
+    while (rest.start < rest.end && !error) {
+        nbdi_uri_range one = rest;
+        one.end = nbdi_uri_find(parser, rest, '&');
+        if (one.end > one.start) error = nbdi_uri_take_parameter(parser, one);
+        rest.start = one.end + (one.end < rest.end);
+    }
+    return error;
+}
+
+static int nbdi_uri_use_socket(nbdi_uri_parser *parser, size_t end)
+{
+    nbd_address *address = &parser->uri->address;
+    const char *path = parser->value[NBDI_URI_SOCKET];
+    size_t at = parser->value_at[NBDI_URI_SOCKET];
+    if (address->kind != NBD_ADDRESS_UNIX) {
+        return path == NULL ? NBD_OK : nbdi_uri_bad(parser, at, "socket= is for +unix only");
+    }
+    if (path == NULL) return nbdi_uri_bad(parser, end, "socket= is missing");
+    address->path = path;
+    if (path[0] != '\0') return NBD_OK;
+    address->kind = NBD_ADDRESS_ABSTRACT;
+    address->path = path + 1;
+    return path[1] != '\0' ? NBD_OK : nbdi_uri_bad(parser, at, "empty abstract name");
+}
+
+static int nbdi_uri_use_tls_type(nbdi_uri_parser *parser)
+{
+    const char *type = parser->value[NBDI_URI_TLS_TYPE];
+    if (type != NULL && !nbdi_text_is(type, "x509") && !nbdi_text_is(type, "psk") &&
+        !nbdi_text_is(type, "anon")) {
+        return nbdi_uri_bad(parser, parser->value_at[NBDI_URI_TLS_TYPE],
+                            "tls-type is none of x509, psk, anon");
+    }
+    parser->uri->tls_type = type;
+    return NBD_OK;
+}
+
+static int nbdi_uri_use_verify_peer(nbdi_uri_parser *parser)
+{
+    const char *verify = parser->value[NBDI_URI_TLS_VERIFY_PEER];
+    if (verify == NULL || nbdi_text_is(verify, "1") || nbdi_text_is(verify, "true")) return NBD_OK;
+    if (!nbdi_text_is(verify, "0") && !nbdi_text_is(verify, "false")) {
+        return nbdi_uri_bad(parser, parser->value_at[NBDI_URI_TLS_VERIFY_PEER],
+                            "tls-verify-peer is none of 0, 1, false, true");
+    }
+    parser->uri->tls_verify_peer = 0;
+    return NBD_OK;
+}
+
+static int nbdi_uri_use_parameters(nbdi_uri_parser *parser, size_t end)
+{
+    int error = nbdi_uri_use_socket(parser, end);
+    if (!error) error = nbdi_uri_use_tls_type(parser);
+    if (!error) error = nbdi_uri_use_verify_peer(parser);
+    parser->uri->tls_hostname = parser->value[NBDI_URI_TLS_HOSTNAME];
+    parser->uri->tls_certificates = parser->value[NBDI_URI_TLS_CERTIFICATES];
+    parser->uri->tls_psk_file = parser->value[NBDI_URI_TLS_PSK_FILE];
+    return error;
+}
+
+static int nbdi_uri_take_all(nbdi_uri_parser *parser)
+{
+    nbdi_uri_range rest = {0, 0}, authority, path;
+    int error = nbdi_uri_check_bytes(parser, &rest.end);
+    if (!error) error = nbdi_uri_take_scheme(parser, &rest);
+    if (error) return error;
+    authority = path = rest;
+    authority.end = path.start = nbdi_uri_find_either(parser, rest, '/', '?');
+    path.end = rest.start = nbdi_uri_find(parser, rest, '?');
+    if (rest.start < rest.end) rest.start++;
+    error = nbdi_uri_take_authority(parser, authority);
+    if (!error) error = nbdi_uri_take_export(parser, path);
+    if (!error) error = nbdi_uri_take_query(parser, rest);
+    return error ? error : nbdi_uri_use_parameters(parser, rest.end);
+}
+
+static void nbdi_uri_blank(nbd_uri *uri, const char *detail, size_t detail_at)
+{
+    memset(uri, 0, sizeof *uri);
+    uri->tls_verify_peer = 1;
+    uri->export_name = "";
+    uri->detail = detail;
+    uri->detail_at = detail_at;
+}
+
+// An error leaves no half of a URI that somebody might use.
+int nbd_uri_parse(nbd_uri *uri, const char *text, char *memory, size_t memory_size)
+{
+    nbdi_uri_parser parser;
+    int error;
+    memset(&parser, 0, sizeof parser);
+    parser.uri = uri;
+    parser.text = text;
+    parser.memory = memory;
+    parser.size = memory_size;
+    nbdi_uri_blank(uri, "", 0);
+    error = nbdi_uri_take_all(&parser);
+    if (error) nbdi_uri_blank(uri, uri->detail, uri->detail_at);
+    return error;
+}
+
+// Blocking calls.  They pull events until one ends the call and the client has nothing
+// more to say: behind the DONE of a lost request waits CLOSED.
+
+typedef struct nbdi_sync_call {
+    nbd_sync *sync;
+    int left_ms;     // until the time-out; negative: no limit
+    uint32_t awaits; // type of the event that ends the call
+    uint64_t id;     // of the request, else 0
+    uint32_t option; // the one that sync->message is about
+    int over;
+    int result;
+} nbdi_sync_call;
+
+// Milliseconds.  Without a clock a MiB that moved counts as one, which is more than
+// any link of such a machine carries: a server that never pauses still ends.
+static uint64_t nbdi_sync_clock(const nbd_sync *sync)
+{
+#ifdef NBD_NO_SOCKETS
+    const nbd_counters *moved = nbd_count(sync->client);
+    return (moved->bytes_sent + moved->bytes_received) >> 20;
+#else
+    (void)sync;
+    return nbdi_clock();
+#endif
+}
+
+static void nbdi_sync_spend_since(nbdi_sync_call *call, uint64_t start)
+{
+    uint64_t now = nbdi_sync_clock(call->sync);
+    if (now > start) nbdi_spend(&call->left_ms, now - start);
+}
+
+static void nbdi_sync_start(nbdi_sync_call *call, nbd_sync *sync)
+{
+    memset(call, 0, sizeof *call);
+    call->sync = sync;
+    call->left_ms = sync->timeout_ms > 0 ? sync->timeout_ms : -1;
+}
+
+// Whether a session is open and free for a call of its own.
+static int nbdi_sync_begin(nbdi_sync_call *call, nbd_sync *sync)
+{
+    nbdi_sync_start(call, sync);
+    if (sync->client == NULL || sync->transport == NULL) return NBD_ERR_STATE;
+    return nbd_count(sync->client)->in_flight != 0 ? NBD_ERR_BUSY : NBD_OK;
+}
+
+static void nbdi_sync_hear(nbdi_sync_call *call, const nbd_event *event)
+{
+    char *message = call->sync->message;
+    size_t most = sizeof call->sync->message - 1;
+    size_t size = event->text_size < most ? event->text_size : most, i;
+    for (i = 0; i < size; i++) {
+        unsigned char byte = (unsigned char)event->text[i];
+        message[i] = byte < 0x20 || byte > 0x7e ? '?' : (char)byte;
+    }
+    message[size] = '\0';
+    call->option = event->option;
+}
+
+static void nbdi_sync_finish(nbdi_sync_call *call, int result)
+{
+    if (call->over) return;
+    call->over = 1;
+    call->result = result;
+}
+
+// A message about an option that did not end the session explains nothing.
+static void nbdi_sync_closed(nbdi_sync_call *call, const nbd_event *event)
+{
+    if (!call->over && event->option != call->option) call->sync->message[0] = '\0';
+    if (event->error || call->awaits == NBD_EVENT_CLOSED) nbdi_sync_finish(call, event->error);
+    nbdi_sync_finish(call, NBD_ERR_CLOSED);
+}
+
+// Options and TLS that the caller wants to drive are not for blocking calls.
+static void nbdi_sync_event(nbdi_sync_call *call, const nbd_event *event)
+{
+    switch (event->type) {
+    case NBD_EVENT_TEXT:
+        if (event->text_kind == NBD_TEXT_MESSAGE) nbdi_sync_hear(call, event);
+        break;
+    case NBD_EVENT_CLOSED: nbdi_sync_closed(call, event); break;
+    case NBD_EVENT_OPTION:
+    case NBD_EVENT_STARTTLS: nbdi_sync_finish(call, NBD_ERR_STATE); break;
+    default:
+        if (event->type == call->awaits && event->id == call->id) {
+            nbdi_sync_finish(call, event->error);
+        }
+    }
+}
+
+// Afterwards the client holds none of the caller's memory.
+static int nbdi_sync_give_up(const nbdi_sync_call *call, int error)
+{
+    nbd_client *client = call->sync->client;
+    nbd_event event;
+    if (nbd_abandon(client) == NBD_OK) {
+        while (nbd_next(client, &event))
+            continue;
+    }
+    return error;
+}
+
+// Moves bytes and pulls events once.
+static void nbdi_sync_turn(nbdi_sync_call *call, unsigned ready)
+{
+    nbd_client *client = call->sync->client;
+    uint64_t start = nbdi_sync_clock(call->sync);
+    nbd_event event;
+    int error = nbd_poll(client, ready);
+    if (error) nbdi_sync_finish(call, error);
+    while (nbd_next(client, &event))
+        nbdi_sync_event(call, &event);
+    nbdi_sync_spend_since(call, start);
+}
+
+// Waits for what the client wants.  Returns what is ready, or an error.
+static int nbdi_sync_wait(nbdi_sync_call *call)
+{
+    const nbd_transport *transport = call->sync->transport;
+    unsigned wants = nbd_wants(call->sync->client);
+    int ready;
+    if (wants == 0) return NBD_ERR_STATE;
+    if (call->left_ms == 0) return NBD_ERR_TIMEOUT;
+    if (wants & NBD_WANT_NOW) return (int)(wants & ~NBD_WANT_NOW);
+    ready = transport->wait(transport->context, wants, &call->left_ms);
+    if (ready < 0) return NBD_ERR_TRANSPORT;
+    return ready == 0 && call->left_ms == 0 ? NBD_ERR_TIMEOUT : ready;
+}
+
+// The first turn tries to write: what was just queued rarely has to wait.
+static int nbdi_sync_await(nbdi_sync_call *call, uint32_t awaits, uint64_t id)
+{
+    int ready = (int)NBD_WANT_WRITE;
+    call->awaits = awaits;
+    call->id = id;
+    call->over = 0;
+    for (;;) {
+        nbdi_sync_turn(call, (unsigned)ready);
+        if (call->over) return call->result;
+        ready = nbdi_sync_wait(call);
+        if (ready < 0) return nbdi_sync_give_up(call, ready);
+    }
+}
+
+// A failure leaves the struct as it was before: the next attempt may follow.
+static int nbdi_sync_shake(nbdi_sync_call *call, const nbd_transport *transport)
+{
+    nbd_sync *sync = call->sync;
+    int error = transport->wait != NULL ? nbd_connect(sync->client, transport) : NBD_ERR_STATE;
+    if (error) return error;
+    sync->transport = transport;
+    error = nbdi_sync_await(call, NBD_EVENT_READY, 0);
+    if (!error) {
+        sync->message[0] = '\0';
+        return NBD_OK;
+    }
+    sync->transport = NULL;
+    return nbdi_sync_give_up(call, error);
+}
+
+static int nbdi_sync_prepare(nbdi_sync_call *call, nbd_sync *sync)
+{
+    nbdi_sync_start(call, sync);
+    sync->message[0] = '\0';
+    return sync->client == NULL || sync->transport != NULL ? NBD_ERR_STATE : NBD_OK;
+}
+
+int nbd_sync_connect(nbd_sync *sync, const nbd_transport *transport)
+{
+    nbdi_sync_call call;
+    int error = nbdi_sync_prepare(&call, sync);
+    return error ? error : nbdi_sync_shake(&call, transport);
+}
+
+static void nbdi_sync_release(nbd_sync *sync)
+{
+#ifdef NBD_NO_SOCKETS
+    (void)sync;
+#else
+    if (!sync->opened) return;
+    sync->opened = 0;
+    nbd_socket_close(sync->io.socket);
+    sync->io.socket = NBD_SOCKET_NONE;
+#endif
+}
+
+#if !defined(NBD_NO_SOCKETS) && !defined(NBD_NO_DIAL)
+
+// Waits until the attempt under way may have got further.
+static int nbdi_sync_wait_dial(nbdi_sync_call *call, nbd_socket socket)
+{
+    nbd_socket_io *io = &call->sync->io;
+    int ready, error = nbd_socket_init(io, socket);
+    if (error) return error;
+    if (call->left_ms == 0) return NBD_ERR_TIMEOUT;
+    ready = io->transport.wait(io, NBD_WANT_WRITE, &call->left_ms);
+    if (ready < 0) return NBD_ERR_TRANSPORT;
+    return ready == 0 && call->left_ms == 0 ? NBD_ERR_TIMEOUT : NBD_OK;
+}
+
+// The time-out is for all addresses together.
+static int nbdi_sync_dial(nbdi_sync_call *call, const nbd_address *address)
+{
+    uint64_t start = nbdi_sync_clock(call->sync);
+    nbd_dial dial;
+    int result = nbd_dial_start(&dial, address);
+    nbdi_sync_spend_since(call, start);
+    while (result == 0) {
+        result = nbdi_sync_wait_dial(call, dial.socket);
+        if (!result) result = nbd_dial_step(&dial);
+    }
+    if (result < 0) {
+        nbd_dial_stop(&dial);
+        return result;
+    }
+    call->sync->opened = 1;
+    return NBD_OK;
+}
+
+int nbd_sync_open(nbd_sync *sync, const nbd_address *address)
+{
+    nbdi_sync_call call;
+    int error = nbdi_sync_prepare(&call, sync);
+    if (error) return error;
+    error = nbdi_sync_dial(&call, address);
+    if (!error) error = nbdi_sync_shake(&call, &sync->io.transport);
+    if (error) nbdi_sync_release(sync);
+    return error;
+}
+
+#endif
+
+// The most bytes of one command: a whole number of minimum blocks.
+static uint64_t nbdi_sync_limit(const nbd_export *got, uint32_t command)
+{
+    uint64_t most = UINT32_MAX;
+    if (command == NBD_READ || command == NBD_WRITE) {
+        most = got->maximum_payload;
+    } else if (got->protocol == NBD_PROTOCOL_EXTENDED) {
+        most = UINT64_MAX;
+    }
+    return most & ~((uint64_t)got->minimum_block - 1);
+}
+
+// Refuses as a whole what nbd_issue would refuse in its last part only, when the others
+// are done.
+static int nbdi_sync_check_parts(const nbd_export *got, const nbd_op *op)
+{
+    if (op->offset > got->size || op->size > got->size - op->offset) return NBD_ERR_BOUNDS;
+    if ((op->offset | op->size) & ((uint64_t)got->minimum_block - 1)) return NBD_ERR_BLOCK_SIZE;
+    return NBD_OK;
+}
+
+static int nbdi_sync_one(nbdi_sync_call *call, const nbd_op *op)
+{
+    uint64_t id = 0;
+    int error = nbd_issue(call->sync->client, op, &id);
+    return error ? error : nbdi_sync_await(call, NBD_EVENT_DONE, id);
+}
+
+// Where there is memory its size came in a size_t.
+static void nbdi_sync_advance(nbd_op *op)
+{
+    op->offset += op->size;
+    if (op->buffer != NULL) op->buffer = (char *)op->buffer + (size_t)op->size;
+    if (op->data != NULL) op->data = (const char *)op->data + (size_t)op->size;
+}
+
+static int nbdi_sync_parts(nbdi_sync_call *call, nbd_op *op)
+{
+    const nbd_export *got = nbd_negotiated(call->sync->client);
+    uint64_t left = op->size, limit = nbdi_sync_limit(got, op->command);
+    int error = left > limit ? nbdi_sync_check_parts(got, op) : NBD_OK;
+    while (left > 0 && !error) {
+        op->size = left < limit ? left : limit;
+        error = nbdi_sync_one(call, op);
+        left -= op->size;
+        nbdi_sync_advance(op);
+    }
+    return error;
+}
+
+static int nbdi_sync_command(nbd_sync *sync, nbd_op *op)
+{
+    nbdi_sync_call call;
+    int error = nbdi_sync_begin(&call, sync);
+    sync->message[0] = '\0';
+    if (error) return error;
+    return op->command == NBD_FLUSH ? nbdi_sync_one(&call, op) : nbdi_sync_parts(&call, op);
+}
+
+static int nbdi_sync_bare(nbd_sync *sync, uint32_t command, uint64_t size, uint64_t offset,
+                          uint32_t flags)
+{
+    nbd_op op = NBD_ZERO;
+    op.command = command;
+    op.flags = flags;
+    op.offset = offset;
+    op.size = size;
+    return nbdi_sync_command(sync, &op);
+}
+
+int nbd_sync_read(nbd_sync *sync, void *buffer, size_t size, uint64_t offset)
+{
+    nbd_op op = NBD_ZERO;
+    op.command = NBD_READ;
+    op.offset = offset;
+    op.size = size;
+    op.buffer = buffer;
+    return nbdi_sync_command(sync, &op);
+}
+
+int nbd_sync_write(nbd_sync *sync, const void *data, size_t size, uint64_t offset,
+                           uint32_t flags)
+{
+    nbd_op op = NBD_ZERO;
+    op.command = NBD_WRITE;
+    op.flags = flags;
+    op.offset = offset;
+    op.size = size;
+    op.data = data;
+    return nbdi_sync_command(sync, &op);
+}
+
+int nbd_sync_flush(nbd_sync *sync)
+{
+    return nbdi_sync_bare(sync, NBD_FLUSH, 0, 0, 0);
+}
+
+int nbd_sync_trim(nbd_sync *sync, uint64_t size, uint64_t offset, uint32_t flags)
+{
+    return nbdi_sync_bare(sync, NBD_TRIM, size, offset, flags);
+}
+
+int nbd_sync_cache(nbd_sync *sync, uint64_t size, uint64_t offset)
+{
+    return nbdi_sync_bare(sync, NBD_CACHE, size, offset, 0);
+}
+
+int nbd_sync_write_zeroes(nbd_sync *sync, uint64_t size, uint64_t offset, uint32_t flags)
+{
+    return nbdi_sync_bare(sync, NBD_WRITE_ZEROES, size, offset, flags);
+}
+
+// The message stays: it belongs to the call whose error led here.
+static int nbdi_sync_end(nbd_sync *sync)
+{
+    nbdi_sync_call call;
+    int error = nbdi_sync_begin(&call, sync);
+    if (!error) error = nbd_disconnect(sync->client);
+    return error ? error : nbdi_sync_await(&call, NBD_EVENT_CLOSED, 0);
+}
+
+// Requests of nbd_issue keep the session open; without a session there is nothing to end.
+int nbd_sync_close(nbd_sync *sync)
+{
+    int error = sync->transport != NULL ? nbdi_sync_end(sync) : NBD_OK;
+    if (error == NBD_ERR_BUSY) return error;
+    sync->transport = NULL;
+    nbdi_sync_release(sync);
+    return error;
+}
+
+#endif // NBD_NO_CONVENIENCE
 
 #ifdef __cplusplus
 }
