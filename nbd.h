@@ -45,10 +45,10 @@
 //         if (!error) error = nbd_sync_read(&sync, sector, sizeof sector, 0);
 //         nbd_sync_close(&sync);
 //         if (error) {
-//             fprintf(stderr, "hello: %s %s%s\n", nbd_strerror(error), sync.message, uri.detail);
+//             fprintf(stderr, "hello: %s. %s%s\n", nbd_strerror(error), sync.message, uri.detail);
 //             return 1;
 //         }
-//         return fwrite(sector, 1, sizeof sector, stdout) != sizeof sector;
+//         return fwrite(sector, 1, sizeof sector, stdout) != sizeof sector || fflush(stdout);
 //     }
 //
 // THE LOOP (what a program does that has its own event loop)
@@ -177,7 +177,7 @@ extern "C" {
     X(NBD_ERR_BOUNDS, -6, "request runs past the end of the export") \
     X(NBD_ERR_BLOCK_SIZE, -7, "offset or size is no multiple of the minimum block size") \
     X(NBD_ERR_READ_ONLY, -8, "export is read-only") \
-    X(NBD_ERR_UNSUPPORTED, -9, "server does not offer this command or flag") \
+    X(NBD_ERR_UNSUPPORTED, -9, "server does not offer this command, flag or option") \
     X(NBD_ERR_ZERO_SIZE, -10, "size is zero") \
     X(NBD_ERR_PAYLOAD, -11, "size exceeds the maximum payload or what the header can say") \
     X(NBD_ERR_NAME, -12, "name or query longer than 4096 bytes, or option too long") \
@@ -329,7 +329,8 @@ enum nbd_event_type {
                         // and, if the server says so, behind the export.  DONE
                         // with success: each context had at least one.
     NBD_EVENT_TEXT,     // a text of the server: text_kind, text, text_size,
-                        // text_length; for a request id and user, else option
+                        // text_length; MESSAGE also error, server_error; for a
+                        // request what DONE names it by, else option
     NBD_EVENT_OPTION,   // an option of nbd_negotiate finished: option, error,
                         // server_error.  Option 0: the greeting is over.
     NBD_EVENT_STARTTLS, // start TLS now, then call nbd_starttls
@@ -391,7 +392,8 @@ typedef struct nbd_event {
 enum nbd_style { NBD_STYLE_UNKNOWN, NBD_STYLE_OLD, NBD_STYLE_NEW, NBD_STYLE_FIXED };
 enum nbd_protocol { NBD_PROTOCOL_SIMPLE, NBD_PROTOCOL_STRUCTURED, NBD_PROTOCOL_EXTENDED };
 
-// What was negotiated.  Valid from READY on, and after each successful INFO.
+// What was negotiated.  Valid from READY on, and after each successful INFO; style,
+// protocol, tls and context_count from the first OPTION event on.
 typedef struct nbd_export {
     uint64_t size;            // bytes
     uint32_t minimum_block;   // bytes, a power of 2; 1 if not advertised
@@ -573,13 +575,13 @@ typedef struct nbd_client {
     uint16_t reply_flags;
     uint16_t reply_type;
     uint32_t reply_error;  // as sent
-    uint32_t reply_length; // of the option reply or error chunk
+    uint32_t reply_length; // of the option reply, data or error chunk
     uint32_t text_left;    // bytes of the text and what is to be skipped behind it
     uint32_t text_length;
     uint32_t in_start;
     uint32_t in_end;
     uint32_t direct;     // bytes of payload memory on offer
-    uint32_t left;       // bytes of the chunk still to come
+    uint32_t left;       // bytes of DATA or EXTENT still to come, 0 elsewhere
     size_t in_offered;   // bytes
     nbdi_cursor in_cursor;
 } nbd_client;
@@ -620,8 +622,8 @@ NBD_API int nbd_connect(nbd_client *client, const nbd_transport *transport);
 // Chapters "Request message", "Size constraints".
 NBD_API int nbd_issue(nbd_client *client, const nbd_op *op, uint64_t *id);
 
-// Whether this server offers this command with these flags: 1 or 0; 0 before
-// READY.  It looks neither at sizes, slots nor NBD_UNCHECKED_ flags.
+// Whether this server offers this command with these flags: 1 or 0; 0 before READY
+// and from disconnect on.  It looks neither at sizes, slots nor NBD_UNCHECKED_ flags.
 // Chapter "Transmission flags".
 NBD_API int nbd_allows(const nbd_client *client, uint32_t command, uint32_t flags);
 
@@ -635,7 +637,7 @@ NBD_API int nbd_allows(const nbd_client *client, uint32_t command, uint32_t flag
 //
 // `ready` holds the NBD_WANT_READ and NBD_WANT_WRITE that arrived, 0 for none; an
 // error or hang-up that poll(2) reports counts as both.  A bit too many costs a
-// call that finds nothing; a bit too few costs a delay.  A direction that was not
+// call that finds nothing; a bit too few costs a delay; 0 is right after NOW.  A direction that was not
 // blocked is tried in any case, so nbd_poll(client, 0) right after nbd_issue sends.
 //
 // Returns 0, also if the connection has failed (nbd_next tells);
@@ -697,7 +699,7 @@ NBD_API const char *nbd_detail(const nbd_client *client);
 // For tools that list exports or choose contexts.  With NBD_NEGOTIATE the
 // handshake stops after the greeting with an OPTION event (option 0).  From
 // then on each nbd_negotiate is followed by its TEXT events and one OPTION
-// event.  A refused option leaves the session usable (but NBD_REP_ERR_SHUTDOWN
+// event, or CLOSED (after nbd_disconnect too).  A refused option leaves the session usable (but NBD_REP_ERR_SHUTDOWN
 // ends it).  Success of GO and EXPORT_NAME is READY instead of OPTION, that of
 // STARTTLS is the STARTTLS event.
 
@@ -715,13 +717,15 @@ NBD_API const char *nbd_detail(const nbd_client *client);
 
 // Sends an option.  LIST gives EXPORT and DESCRIPTION texts; INFO and GO give
 // NAME and DESCRIPTION and fill nbd_negotiated; the two META options give
-// CONTEXT texts; a refusal may give a MESSAGE.
+// CONTEXT texts (no query lists all contexts, and selects none); a refusal may
+// give a MESSAGE.  Texts may contain any byte, NUL too: such an export name cannot
+// be asked for.
 // option: this call; what it points to: until finished; the name of
 // SET_META_CONTEXT until READY (contexts count only for the export they were for).
 // Errors: NBD_ERR_STATE (no NBD_NEGOTIATE, greeting not over, another option
 // under way, STARTTLS twice, ABORT: use nbd_disconnect), NBD_ERR_UNSUPPORTED (server
 // is not fixed newstyle; EXPORT_NAME after extended headers), NBD_ERR_TLS (NBD_TLS_REQUIRE, and it is not STARTTLS),
-// NBD_ERR_NAME, NBD_ERR_ARG (queries or data missing).
+// NBD_ERR_NAME, NBD_ERR_ARG (NULL with a count or size above 0).
 // Chapter "Option types".
 NBD_API int nbd_negotiate(nbd_client *client, const nbd_option *option);
 
@@ -805,7 +809,8 @@ typedef struct nbd_socket_io {
 // non-blocking, and SO_NOSIGPIPE where MSG_NOSIGNAL is missing; where neither
 // exists ignore SIGPIPE yourself.  On TCP set TCP_NODELAY yourself
 // (nbd_dial_step does): the library coalesces what it sends, and Nagle's
-// algorithm would only delay the last packet.
+// algorithm would only delay the last packet.  Clears *io first: set send_flags
+// behind it.  On Windows WSAStartup is yours.
 // io: life of the client.  socket: the same; close it after CLOSED.
 // Errors: NBD_ERR_SOCKET; io->os_error tells why.
 NBD_API int nbd_socket_init(nbd_socket_io *io, nbd_socket socket);
@@ -838,13 +843,14 @@ NBD_API int nbd_dial_start(nbd_dial *dial, const nbd_address *address);
 // given up with nbd_dial_next.
 // Returns 1: connected; dial->socket is now yours, non-blocking, with TCP_NODELAY
 // on TCP.  0: wait until dial->socket is writable, then call again; it may be
-// another socket than before, under the same number too.
+// another socket than before, under the same number too.  Errors also:
+// NBD_ERR_STATE after the end.
 // Errors: NBD_ERR_CONNECT (no address is left; dial->os_error is the last
 // attempt's).  After 1 or an error nothing else is left open.
 NBD_API int nbd_dial_step(nbd_dial *dial);
 
-// Gives up the attempt under way and starts the next address.  Returns and
-// errors: as nbd_dial_step.
+// Gives up the attempt under way as timed out and starts the next address.
+// Returns and errors: as nbd_dial_step.
 NBD_API int nbd_dial_next(nbd_dial *dial);
 
 // Gives up: closes what nbd_dial_start and nbd_dial_step opened.  Harmless after
@@ -881,7 +887,7 @@ typedef struct nbd_uri {
 // tls-hostname, tls-verify-peer, tls-certificates, tls-psk-file; a repeated one is
 // an error, another one is left to you in `unknown`.
 // uri: filled in every case.  text: this call.  memory: as long as `uri` is used;
-// strlen(text) + 8 bytes always suffice.
+// strlen(text) + 8 bytes always suffice.  On an error all is blank but detail.
 // Errors: NBD_ERR_URI (uri->detail and detail_at tell where and why),
 // NBD_ERR_BUFFER (memory too small).
 NBD_API int nbd_uri_parse(nbd_uri *uri, const char *text, char *memory, size_t memory_size);
@@ -892,8 +898,8 @@ NBD_API int nbd_uri_parse(nbd_uri *uri, const char *text, char *memory, size_t m
 // Each call gives up when timeout_ms have passed in it: since the buffer may still
 // be in use by then it abandons the connection and returns NBD_ERR_TIMEOUT.  All
 // of them return NBD_ERR_BUSY while requests of nbd_issue are in flight,
-// NBD_ERR_STATE before nbd_sync_open or nbd_sync_connect or if the transport has
-// no wait hook, any error of the connection, of nbd_issue and of the server.
+// NBD_ERR_STATE before nbd_sync_open or nbd_sync_connect, if the transport has no
+// wait hook, or if the handshake needs the caller (TLS, NBD_NEGOTIATE); any error of the connection, of nbd_issue and of the server.
 typedef struct nbd_sync {
     int timeout_ms;     // for each call; 0: no limit
     int os_error;       // errno, WSAGetLastError or EAI_... of dialling, if any
@@ -1526,8 +1532,8 @@ static void nbdi_wind_up(nbd_client *c)
 static int nbdi_at_boundary(const nbd_client *c)
 {
     return c->in_start == c->in_end &&
-           (c->state == NBDI_MAGIC || c->state == NBDI_FLAGS || c->state == NBDI_HAGGLE || c->state == NBDI_OPTION ||
-            c->state == NBDI_NAME || c->state == NBDI_SETTLE || c->state == NBDI_REPLY);
+           (c->state == NBDI_MAGIC || c->state == NBDI_HAGGLE || c->state == NBDI_OPTION || c->state == NBDI_NAME ||
+            c->state == NBDI_SETTLE || c->state == NBDI_TLS || c->state == NBDI_REPLY);
 }
 
 static const char *nbdi_closed_where(const nbd_client *c)
@@ -1548,6 +1554,9 @@ static int nbdi_starved(nbd_client *c)
     int send_only = c->out_failed && c->in_blocked && !c->in_offered;
     if (!nbdi_alive(c) || (!c->in_over && !send_only)) {
         return 0;
+    }
+    if (c->state == NBDI_CLOSING && c->out_offered) {
+        return 0; // whether it went out is known when nbd_sent says so
     }
     if (c->state == NBDI_CLOSING && !c->out_failed && !nbdi_pending(c)) {
         c->state = NBDI_DEAD; // whatever the server does after DISC or ABORT is a clean end
@@ -1784,7 +1793,7 @@ static nbd_iovec nbdi_string(const char *text)
 // is too long.
 static uint32_t nbdi_option_length(const nbd_option *o)
 {
-    uint64_t length = nbdi_string(o->name).size;
+    uint64_t length = nbdi_names_export(o->option) ? nbdi_string(o->name).size : 0;
     uint32_t i;
     if (o->data) {
         return o->data_size;
@@ -2139,10 +2148,11 @@ static int nbdi_step_text(nbd_client *c, nbd_event *event)
         event->error = nbdi_known_error(c->reply_error);
     } else {
         event->option = c->option.option;
-        event->context = c->found;
         event->server_error = c->reply_error;
         event->error = nbdi_option_error(c->reply_error);
-        c->found += c->text_kind == NBD_TEXT_CONTEXT;
+    }
+    if (c->text_kind == NBD_TEXT_CONTEXT) {
+        event->context = c->found++;
     }
     return NBDI_EVENT;
 }
@@ -2613,7 +2623,7 @@ static int nbdi_content_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, u
     if (length < 9 || length - 8 > s->size) {
         return nbdi_broken(c, NBDI_SAY("data chunk empty or longer than the request"));
     }
-    c->left = (uint32_t)(length - 8);
+    c->reply_length = (uint32_t)(length - 8);
     return nbdi_begin_chunk(c, NBDI_OFFSET);
 }
 
@@ -2706,11 +2716,10 @@ static int nbdi_step_offset(nbd_client *c)
     if (!p) {
         return NBDI_WAIT;
     }
-    if (!nbdi_inside(s, nbdi_get64(p), c->left)) {
-        c->left = 0;
+    if (!nbdi_inside(s, nbdi_get64(p), c->reply_length)) {
         return nbdi_broken(c, NBDI_SAY("data outside the request"));
     }
-    nbdi_expect_data(c, nbdi_get64(p) - s->offset, c->left);
+    nbdi_expect_data(c, nbdi_get64(p) - s->offset, c->reply_length);
     return NBDI_AGAIN;
 }
 
@@ -3001,6 +3010,7 @@ int nbd_init_checked(nbd_client *client, const nbd_config *config, size_t client
     client->context_room = (uint16_t)config->context_count;
     client->handshake_hide = (uint8_t)(config->handshake_hide & 3u);
     client->detail = "";
+    client->first = client->unsent = client->last = client->done = NBDI_NONE;
     nbdi_free_slots(client);
     return 0;
 }
@@ -3047,7 +3057,7 @@ int nbd_allows(const nbd_client *client, uint32_t command, uint32_t flags)
 {
     const nbd_export *got = &client->got;
     uint32_t need;
-    if (!nbdi_transmitting(client) || !nbdi_op_known(command, flags)) {
+    if (!nbdi_transmitting(client) || client->closing || !nbdi_op_known(command, flags)) {
         return 0;
     }
     need = nbdi_rules[command].offers;
@@ -3410,7 +3420,7 @@ int nbd_next(nbd_client *client, nbd_event *event)
             step = NBDI_AGAIN;
         }
     } while (step == NBDI_AGAIN);
-    client->fresh = step == NBDI_EVENT;
+    client->fresh = step == NBDI_EVENT && client->state != NBDI_ENDED;
     return step == NBDI_EVENT;
 }
 
@@ -4723,10 +4733,21 @@ static void nbdi_sync_finish(nbdi_sync_call *call, int result)
     call->result = result;
 }
 
-// A message about an option that did not end the session explains nothing.
+// Whether a message about this option explains this end of the session.  Most options
+// may be refused, and the handshake goes on.
+static int nbdi_sync_explains(uint32_t option, int error)
+{
+    switch (option) {
+    case 0: return 1;
+    case NBD_OPTION_STARTTLS: return error == NBD_ERR_TLS;
+    case NBD_OPTION_GO: return error <= NBD_REP_ERR_UNSUP;
+    default: return 0;
+    }
+}
+
 static void nbdi_sync_closed(nbdi_sync_call *call, const nbd_event *event)
 {
-    if (!call->over && event->option != call->option) call->sync->message[0] = '\0';
+    if (!nbdi_sync_explains(call->option, event->error)) call->sync->message[0] = '\0';
     if (event->error || call->awaits == NBD_EVENT_CLOSED) nbdi_sync_finish(call, event->error);
     nbdi_sync_finish(call, NBD_ERR_CLOSED);
 }
@@ -4890,11 +4911,12 @@ int nbd_sync_open(nbd_sync *sync, const nbd_address *address)
 
 #endif
 
-// The most bytes of one command: a whole number of minimum blocks.
+// The most bytes of one command: a whole number of minimum blocks.  CACHE counts as a
+// transfer, because qemu-nbd refuses it above its maximum payload.
 static uint64_t nbdi_sync_limit(const nbd_export *got, uint32_t command)
 {
     uint64_t most = UINT32_MAX;
-    if (command == NBD_READ || command == NBD_WRITE) {
+    if (command == NBD_READ || command == NBD_WRITE || command == NBD_CACHE) {
         most = got->maximum_payload;
     } else if (got->protocol == NBD_PROTOCOL_EXTENDED) {
         most = UINT64_MAX;
