@@ -675,7 +675,7 @@ NBD_API int nbd_disconnect(nbd_client *client);
 // Errors: NBD_ERR_STATE (not connected, or over).
 NBD_API int nbd_abandon(nbd_client *client);
 
-// What was negotiated, and the counters.  Valid for the life of the client.
+// What was negotiated, and the counters.  Valid until the next nbd_init.
 NBD_API const nbd_export *nbd_negotiated(const nbd_client *client);
 NBD_API const nbd_counters *nbd_count(const nbd_client *client);
 
@@ -892,6 +892,12 @@ typedef struct nbd_uri {
 // NBD_ERR_BUFFER (memory too small).
 NBD_API int nbd_uri_parse(nbd_uri *uri, const char *text, char *memory, size_t memory_size);
 
+// Makes a text of the server fit for a terminal or a log: printable ASCII stays but
+// the backslash, every other byte becomes \\x and two hexadecimal digits.  Writes at
+// most `room` bytes (1 or more) with the NUL, never a part of an escape, and
+// returns the length without it.  to, from: this call.
+NBD_API size_t nbd_escape(char *to, size_t room, const char *from, size_t size);
+
 // Blocking calls for small tools.  They drive `client` to the end of one command;
 // one struct, one client.  Zero it, then set timeout_ms and client.
 //
@@ -904,18 +910,23 @@ typedef struct nbd_sync {
     int timeout_ms;     // for each call; 0: no limit
     int os_error;       // errno, WSAGetLastError or EAI_... of dialling, if any
     nbd_client *client; // prepared by nbd_init
-    // The server's words for the last error, cut, NUL-terminated, with control
-    // characters and bytes that are not ASCII replaced by '?'; "" if it said
-    // nothing.
+    // The server's words for the last error, by nbd_escape; "" if it said nothing.
     char message[256];
-    const nbd_transport *transport; // Private from here on
 #ifndef NBD_NO_SOCKETS
-    nbd_socket_io io;
-    int opened;
+    nbd_socket_io io; // what nbd_sync_dial and nbd_sync_open made; yours to read
+    int opened;       // Private from here on
 #endif
+    const nbd_transport *transport; // Private
 } nbd_sync;
 
 #if !defined(NBD_NO_SOCKETS) && !defined(NBD_NO_DIAL)
+// Only dials.  Then wait on sync->io.socket in a loop of your own, or hand
+// sync->io.transport, or one around it, to nbd_sync_connect or nbd_connect.
+// nbd_sync_close closes the socket.  `client` may be NULL.
+// address: this call.  sync: until nbd_sync_close.
+// Errors besides the above: those of nbd_dial_start and nbd_dial_step.
+NBD_API int nbd_sync_dial(nbd_sync *sync, const nbd_address *address);
+
 // Dials and shakes hands until READY.  nbd_sync_close closes the socket again.  (To
 // mix these calls with nbd_issue make the transport yourself: nbd_sync_connect.)
 // address: this call.  sync: until nbd_sync_close.
@@ -932,17 +943,18 @@ NBD_API int nbd_sync_connect(nbd_sync *sync, const nbd_transport *transport);
 // of 0 succeeds at once.  Memory: this call.
 NBD_API int nbd_sync_read(nbd_sync *sync, void *buffer, size_t size, uint64_t offset);
 NBD_API int nbd_sync_flush(nbd_sync *sync);
-// (The one whose memory is not written to.)
+// The same for memory that is only read.
 NBD_API int nbd_sync_write(nbd_sync *sync, const void *data, size_t size, uint64_t offset,
                            uint32_t flags);
-// (Those without memory.)
+// The same for commands without memory.
 NBD_API int nbd_sync_trim(nbd_sync *sync, uint64_t size, uint64_t offset, uint32_t flags);
 NBD_API int nbd_sync_cache(nbd_sync *sync, uint64_t size, uint64_t offset);
 NBD_API int nbd_sync_write_zeroes(nbd_sync *sync, uint64_t size, uint64_t offset, uint32_t flags);
 
 // Disconnects, waits for the end, closes what nbd_sync_open opened.  Call it in
 // every case, after errors too; harmless on a zeroed struct, and twice.
-// Returns 0, or the error that the session ended with.
+// Returns 0, or the error that the session ended with; NBD_ERR_BUSY, with nothing
+// closed, while requests of nbd_issue are in flight.
 NBD_API int nbd_sync_close(nbd_sync *sync);
 
 #endif // NBD_NO_CONVENIENCE
@@ -4669,6 +4681,25 @@ int nbd_uri_parse(nbd_uri *uri, const char *text, char *memory, size_t memory_si
 // Blocking calls.  They pull events until one ends the call and the client has nothing
 // more to say: behind the DONE of a lost request waits CLOSED.
 
+size_t nbd_escape(char *to, size_t room, const char *from, size_t size)
+{
+    static const char digits[] = "0123456789abcdef";
+    size_t i, at = 0;
+    for (i = 0; i < size; i++) {
+        unsigned byte = (unsigned char)from[i];
+        int plain = byte >= 0x20 && byte <= 0x7e && byte != '\\';
+        if (room - at <= (plain ? 1u : 4u)) break;
+        if (!plain) {
+            to[at++] = '\\';
+            to[at++] = 'x';
+            to[at++] = digits[byte >> 4];
+        }
+        to[at++] = plain ? (char)byte : digits[byte & 15u];
+    }
+    to[at] = '\0';
+    return at;
+}
+
 typedef struct nbdi_sync_call {
     nbd_sync *sync;
     int left_ms;     // until the time-out; negative: no limit
@@ -4715,14 +4746,7 @@ static int nbdi_sync_begin(nbdi_sync_call *call, nbd_sync *sync)
 
 static void nbdi_sync_hear(nbdi_sync_call *call, const nbd_event *event)
 {
-    char *message = call->sync->message;
-    size_t most = sizeof call->sync->message - 1;
-    size_t size = event->text_size < most ? event->text_size : most, i;
-    for (i = 0; i < size; i++) {
-        unsigned char byte = (unsigned char)event->text[i];
-        message[i] = byte < 0x20 || byte > 0x7e ? '?' : (char)byte;
-    }
-    message[size] = '\0';
+    nbd_escape(call->sync->message, sizeof call->sync->message, event->text, event->text_size);
     call->option = event->option;
 }
 
@@ -4891,6 +4915,7 @@ static int nbdi_sync_dial(nbdi_sync_call *call, const nbd_address *address)
         if (!result) result = nbd_dial_step(&dial);
     }
     if (result < 0) {
+        call->sync->os_error = dial.os_error;
         nbd_dial_stop(&dial);
         return result;
     }
@@ -4898,11 +4923,19 @@ static int nbdi_sync_dial(nbdi_sync_call *call, const nbd_address *address)
     return NBD_OK;
 }
 
+int nbd_sync_dial(nbd_sync *sync, const nbd_address *address)
+{
+    nbdi_sync_call call;
+    nbdi_sync_start(&call, sync);
+    if (sync->opened || sync->transport != NULL) return NBD_ERR_STATE;
+    return nbdi_sync_dial(&call, address);
+}
+
 int nbd_sync_open(nbd_sync *sync, const nbd_address *address)
 {
     nbdi_sync_call call;
     int error = nbdi_sync_prepare(&call, sync);
-    if (error) return error;
+    if (error || sync->opened) return NBD_ERR_STATE;
     error = nbdi_sync_dial(&call, address);
     if (!error) error = nbdi_sync_shake(&call, &sync->io.transport);
     if (error) nbdi_sync_release(sync);
