@@ -30,7 +30,8 @@
 //         nbd_config config = NBD_ZERO;
 //         nbd_sync sync = NBD_ZERO;
 //         nbd_uri uri;
-//         int error = nbd_uri_parse(&uri, argc > 1 ? argv[1] : "nbd://localhost", text, sizeof text);
+//         const char *where = argc > 1 ? argv[1] : "nbd://localhost";
+//         int error = nbd_uri_parse(&uri, where, text, sizeof text);
 //
 //         config.slots = slots;
 //         config.slot_count = 1;
@@ -133,6 +134,7 @@
 #endif
 #endif
 
+// clang-format off
 // NBD_ZERO initialises any struct of this file: all members zero, NULL, off.
 #ifdef __cplusplus
 #define NBD_ZERO {}
@@ -140,6 +142,7 @@ extern "C" {
 #else
 #define NBD_ZERO {0}
 #endif
+// clang-format on
 
 #ifndef NBD_RANGES
 #define NBD_RANGES 4
@@ -158,6 +161,7 @@ extern "C" {
 // "Would block" is not an error: nbd_wants tells it.
 //
 // X(name, value, text)
+// clang-format off
 #define NBD_ERRORS(X) \
     X(NBD_OK, 0, "success") \
     X(NBD_EPERM, 1, "operation not permitted (server)") \
@@ -172,7 +176,7 @@ extern "C" {
     X(NBD_ERR_ARG, -1, "argument out of range") \
     X(NBD_ERR_STATE, -2, "call not allowed in this state") \
     X(NBD_ERR_FULL, -3, "every request slot is taken") \
-    X(NBD_ERR_ABI, -4, "compiled with other layout macros or another version than the implementation") \
+    X(NBD_ERR_ABI, -4, "compiled with other layout macros or version than the implementation") \
     X(NBD_ERR_BUFFER, -5, "buffer smaller than NBD_BUFFER_MIN") \
     X(NBD_ERR_BOUNDS, -6, "request runs past the end of the export") \
     X(NBD_ERR_BLOCK_SIZE, -7, "offset or size is no multiple of the minimum block size") \
@@ -214,6 +218,7 @@ extern "C" {
     X(NBD_REP_ERR_TOO_BIG, -109, "option too big for the server") \
     X(NBD_REP_ERR_EXT_HEADER_REQD, -110, "server requires extended headers") \
     X(NBD_REP_ERR_OTHER, -111, "server refused the option for a reason unknown here")
+// clang-format on
 
 #define NBDI_ENUM(name, value, text) name = value,
 enum nbd_error { NBD_ERRORS(NBDI_ENUM) NBDI_ERROR_END = -1000 };
@@ -251,9 +256,9 @@ typedef struct nbd_iovec {
 
 // nbd_transport.flags
 #define NBD_SHORT_IS_DRY 0x1u // a receive shorter than asked found all there was
-#define NBD_ONE_PIECE 0x2u    // the hooks take one piece: `count` is then 1 for
-                              // send, which joins small ones in a copy, and
-                              // recv looks at the first only
+// The hooks take one piece: `count` is then 1 for send (small ones are joined in a
+// copy), and recv looks at the first only.
+#define NBD_ONE_PIECE 0x2u
 
 typedef struct nbd_transport {
     uint32_t flags;
@@ -467,9 +472,9 @@ typedef struct nbd_context {
 
 // Sizes for nbd_config.buffer, usable as array bounds.  A header area for
 // queued commands takes min(32 * slots, a quarter) of it; the rest reads ahead.
-#define NBD_BUFFER_MIN 256       // works; texts are cut to 192 bytes
-#define NBD_BUFFER_NAMES 5464    // holds the longest legal name (4096) whole
-#define NBD_BUFFER_GOOD 65536    // what the speed figures were measured with
+#define NBD_BUFFER_MIN 256    // works; texts are cut to 192 bytes
+#define NBD_BUFFER_NAMES 5464 // holds the longest legal name (4096) whole
+#define NBD_BUFFER_GOOD 65536 // what the speed figures were measured with
 #define NBD_SLOTS_MAX 65535
 
 // Zeroed means defaults.  nbd_init copies the struct; what it points to is held
@@ -498,9 +503,9 @@ typedef struct nbd_config {
 // One option for nbd_negotiate.  It is copied; name, queries and data are held
 // until finished.
 typedef struct nbd_option {
-    uint32_t option;  // NBD_OPTION_..., or any number with `data`
+    uint32_t option; // NBD_OPTION_..., or any number with `data`
     uint32_t query_count;
-    const char *name; // export, for those options that name one; NULL is ""
+    const char *name;           // export, for those options that name one; NULL is ""
     const char *const *queries; // metadata queries, NUL-terminated
     const void *data;           // NULL, or the whole payload, sent as it is
     uint32_t data_size;         // bytes
@@ -580,9 +585,9 @@ typedef struct nbd_client {
     uint32_t text_length;
     uint32_t in_start;
     uint32_t in_end;
-    uint32_t direct;     // bytes of payload memory on offer
-    uint32_t left;       // bytes of DATA or EXTENT still to come, 0 elsewhere
-    size_t in_offered;   // bytes
+    uint32_t direct;   // bytes of payload memory on offer
+    uint32_t left;     // bytes of DATA or EXTENT still to come, 0 elsewhere
+    size_t in_offered; // bytes
     nbdi_cursor in_cursor;
 } nbd_client;
 
@@ -637,8 +642,9 @@ NBD_API int nbd_allows(const nbd_client *client, uint32_t command, uint32_t flag
 //
 // `ready` holds the NBD_WANT_READ and NBD_WANT_WRITE that arrived, 0 for none; an
 // error or hang-up that poll(2) reports counts as both.  A bit too many costs a
-// call that finds nothing; a bit too few costs a delay; 0 is right after NOW.  A direction that was not
-// blocked is tried in any case, so nbd_poll(client, 0) right after nbd_issue sends.
+// call that finds nothing; a bit too few costs a delay; 0 is right after NOW.  A
+// direction that was not blocked is tried in any case, so nbd_poll(client, 0) right
+// after nbd_issue sends.
 //
 // Returns 0, also if the connection has failed (nbd_next tells);
 // NBD_ERR_STATE without a transport, or before nbd_connect.
@@ -696,12 +702,12 @@ NBD_API const char *nbd_detail(const nbd_client *client);
 
 /// Options ///
 //
-// For tools that list exports or choose contexts.  With NBD_NEGOTIATE the
-// handshake stops after the greeting with an OPTION event (option 0).  From
-// then on each nbd_negotiate is followed by its TEXT events and one OPTION
-// event, or CLOSED (after nbd_disconnect too).  A refused option leaves the session usable (but NBD_REP_ERR_SHUTDOWN
-// ends it).  Success of GO and EXPORT_NAME is READY instead of OPTION, that of
-// STARTTLS is the STARTTLS event.
+// For tools that list exports or choose contexts.  With NBD_NEGOTIATE the handshake
+// stops after the greeting with an OPTION event (option 0).  From then on each
+// nbd_negotiate is followed by its TEXT events and one OPTION event, or CLOSED
+// (after nbd_disconnect too).  A refused option leaves the session usable (but
+// NBD_REP_ERR_SHUTDOWN ends it).  Success of GO and EXPORT_NAME is READY instead of
+// OPTION, that of STARTTLS is the STARTTLS event.
 
 // Numbers of the options ("Option types").
 #define NBD_OPTION_EXPORT_NAME 1u
@@ -715,17 +721,17 @@ NBD_API const char *nbd_detail(const nbd_client *client);
 #define NBD_OPTION_SET_META_CONTEXT 10u
 #define NBD_OPTION_EXTENDED_HEADERS 11u
 
-// Sends an option.  LIST gives EXPORT and DESCRIPTION texts; INFO and GO give
-// NAME and DESCRIPTION and fill nbd_negotiated; the two META options give
-// CONTEXT texts (no query lists all contexts, and selects none); a refusal may
-// give a MESSAGE.  Texts may contain any byte, NUL too: such an export name cannot
-// be asked for.
+// Sends an option.  LIST gives EXPORT and DESCRIPTION texts; INFO and GO give NAME
+// and DESCRIPTION and fill nbd_negotiated; the two META options give CONTEXT texts
+// (no query lists all contexts, and selects none); a refusal may give a MESSAGE.
+// Texts may contain any byte, NUL too: such an export name cannot be asked for.
 // option: this call; what it points to: until finished; the name of
 // SET_META_CONTEXT until READY (contexts count only for the export they were for).
-// Errors: NBD_ERR_STATE (no NBD_NEGOTIATE, greeting not over, another option
-// under way, STARTTLS twice, ABORT: use nbd_disconnect), NBD_ERR_UNSUPPORTED (server
-// is not fixed newstyle; EXPORT_NAME after extended headers), NBD_ERR_TLS (NBD_TLS_REQUIRE, and it is not STARTTLS),
-// NBD_ERR_NAME, NBD_ERR_ARG (NULL with a count or size above 0).
+// Errors: NBD_ERR_STATE (no NBD_NEGOTIATE, greeting not over, another option under
+// way, STARTTLS twice, ABORT: use nbd_disconnect), NBD_ERR_UNSUPPORTED (server is
+// not fixed newstyle; EXPORT_NAME after extended headers), NBD_ERR_TLS
+// (NBD_TLS_REQUIRE, and it is not STARTTLS), NBD_ERR_NAME, NBD_ERR_ARG (NULL with a
+// count or size above 0).
 // Chapter "Option types".
 NBD_API int nbd_negotiate(nbd_client *client, const nbd_option *option);
 
@@ -772,7 +778,12 @@ NBD_API int nbd_received(nbd_client *client, ptrdiff_t result);
 /// Sockets ///
 
 // Where a server listens.  All strings are NUL-terminated.
-enum nbd_address_kind { NBD_ADDRESS_TCP, NBD_ADDRESS_UNIX, NBD_ADDRESS_ABSTRACT, NBD_ADDRESS_VSOCK };
+enum nbd_address_kind {
+    NBD_ADDRESS_TCP,
+    NBD_ADDRESS_UNIX,
+    NBD_ADDRESS_ABSTRACT,
+    NBD_ADDRESS_VSOCK
+};
 
 typedef struct nbd_address {
     uint32_t kind;    // enum nbd_address_kind
@@ -867,8 +878,8 @@ NBD_API void nbd_dial_stop(nbd_dial *dial);
 // What an NBD URI says.  Strings are NUL-terminated and lie in the memory that
 // nbd_uri_parse was given; NULL: not in the URI.
 typedef struct nbd_uri {
-    uint32_t config_flags;   // for nbd_config.flags: NBD_TLS_REQUIRE for nbds
-    int tls_verify_peer;     // 1 unless tls-verify-peer is 0 or false
+    uint32_t config_flags; // for nbd_config.flags: NBD_TLS_REQUIRE for nbds
+    int tls_verify_peer;   // 1 unless tls-verify-peer is 0 or false
     nbd_address address;
     const char *export_name; // never NULL
     const char *user;        // user name in front of the host
@@ -876,9 +887,9 @@ typedef struct nbd_uri {
     const char *tls_hostname;
     const char *tls_certificates;
     const char *tls_psk_file;
-    const char *unknown;     // the first query parameter that is not known: warn
-    const char *detail;      // constant text: which rule was broken, or ""
-    size_t detail_at;        // where in the text, in bytes
+    const char *unknown; // the first query parameter that is not known: warn
+    const char *detail;  // constant text: which rule was broken, or ""
+    size_t detail_at;    // where in the text, in bytes
 } nbd_uri;
 
 // Takes apart nbd://, nbds://, nbd+unix://, nbds+unix://, nbd+vsock://,
@@ -902,10 +913,11 @@ NBD_API size_t nbd_escape(char *to, size_t room, const char *from, size_t size);
 // one struct, one client.  Zero it, then set timeout_ms and client.
 //
 // Each call gives up when timeout_ms have passed in it: since the buffer may still
-// be in use by then it abandons the connection and returns NBD_ERR_TIMEOUT.  All
-// of them return NBD_ERR_BUSY while requests of nbd_issue are in flight,
-// NBD_ERR_STATE before nbd_sync_open or nbd_sync_connect, if the transport has no
-// wait hook, or if the handshake needs the caller (TLS, NBD_NEGOTIATE); any error of the connection, of nbd_issue and of the server.
+// be in use by then it abandons the connection and returns NBD_ERR_TIMEOUT.  All of
+// them return NBD_ERR_BUSY while requests of nbd_issue are in flight, NBD_ERR_STATE
+// before nbd_sync_open or nbd_sync_connect, if the transport has no wait hook, or
+// if the handshake needs the caller (TLS, NBD_NEGOTIATE); any error of the
+// connection, of nbd_issue and of the server.
 typedef struct nbd_sync {
     int timeout_ms;     // for each call; 0: no limit
     int os_error;       // errno, WSAGetLastError or EAI_... of dialling, if any
@@ -1076,10 +1088,11 @@ extern "C" {
 
 // clang-format off
 enum nbdi_state {
-    NBDI_IDLE, NBDI_MAGIC, NBDI_OLD, NBDI_FLAGS, NBDI_HAGGLE, NBDI_OPTION, NBDI_INFO, NBDI_INFO_EXPORT,
-    NBDI_INFO_BLOCK, NBDI_SERVER, NBDI_LISTED, NBDI_CONTEXT, NBDI_NAME, NBDI_TEXT, NBDI_SKIP,
-    NBDI_SETTLE, NBDI_TLS, NBDI_REPLY, NBDI_OFFSET, NBDI_DATA, NBDI_HOLE, NBDI_ERROR, NBDI_ERROR_OFFSET,
-    NBDI_STATUS, NBDI_EXTENT, NBDI_END, NBDI_CLOSING, NBDI_DEAD, NBDI_ENDED
+    NBDI_IDLE, NBDI_MAGIC, NBDI_OLD, NBDI_FLAGS, NBDI_HAGGLE, NBDI_OPTION, NBDI_INFO,
+    NBDI_INFO_EXPORT, NBDI_INFO_BLOCK, NBDI_SERVER, NBDI_LISTED, NBDI_CONTEXT, NBDI_NAME,
+    NBDI_TEXT, NBDI_SKIP, NBDI_SETTLE, NBDI_TLS, NBDI_REPLY, NBDI_OFFSET, NBDI_DATA, NBDI_HOLE,
+    NBDI_ERROR, NBDI_ERROR_OFFSET, NBDI_STATUS, NBDI_EXTENT, NBDI_END, NBDI_CLOSING, NBDI_DEAD,
+    NBDI_ENDED
 };
 // clang-format on
 
@@ -1140,11 +1153,11 @@ enum nbdi_step { NBDI_WAIT, NBDI_AGAIN, NBDI_EVENT };
 #define NBDI_WIRE_PAYLOAD_LEN 0x20u
 #define NBDI_WIRE_FLAGS 0x1fu // these bits of nbd_op.flags are the wire's own
 
-#define NBDI_STRING_MAX 4096u       // chapter "Conventions"
-#define NBDI_INFO_MAX 65536u        // an unknown information type, with its header
-#define NBDI_ERROR_MAX 8192u        // an unknown error chunk
-#define NBDI_EXTENTS_MAX 1048576u   // chapter "NBD_REPLY_TYPE_BLOCK_STATUS"
-#define NBDI_MAXIMUM 33554432u      // chapter "Size constraints", as the next two
+#define NBDI_STRING_MAX 4096u     // chapter "Conventions"
+#define NBDI_INFO_MAX 65536u      // an unknown information type, with its header
+#define NBDI_ERROR_MAX 8192u      // an unknown error chunk
+#define NBDI_EXTENTS_MAX 1048576u // chapter "NBD_REPLY_TYPE_BLOCK_STATUS"
+#define NBDI_MAXIMUM 33554432u    // chapter "Size constraints", as the next two
 #define NBDI_PREFERRED 4096u
 #define NBDI_MINIMUM_LARGEST 65536u
 
@@ -1291,9 +1304,7 @@ static void *nbdi_unconst(const void *p)
 
 static int nbdi_insert(nbd_slot *s, uint32_t i, uint32_t from, uint32_t to)
 {
-    if (s->range_count == NBD_RANGES) {
-        return NBD_ERR_FRAGMENTED;
-    }
+    if (s->range_count == NBD_RANGES) return NBD_ERR_FRAGMENTED;
     memmove(&s->range[i + 1], &s->range[i], (size_t)(s->range_count - i) * sizeof s->range[0]);
     s->range[i][0] = from;
     s->range[i][1] = to;
@@ -1305,9 +1316,7 @@ static int nbdi_insert(nbd_slot *s, uint32_t i, uint32_t from, uint32_t to)
 static int nbdi_extend(nbd_slot *s, uint32_t i, uint32_t to)
 {
     uint32_t next = i + 1;
-    if (next < s->range_count && s->range[next][0] < to) {
-        return NBD_ERR_OVERLAP;
-    }
+    if (next < s->range_count && s->range[next][0] < to) return NBD_ERR_OVERLAP;
     s->range[i][1] = to;
     if (next < s->range_count && s->range[next][0] == to) {
         s->range[i][1] = s->range[next][1];
@@ -1326,12 +1335,8 @@ static int nbdi_claim(nbd_slot *s, uint32_t from, uint32_t to)
     while (i < s->range_count && s->range[i][1] < from) {
         i++;
     }
-    if (i < s->range_count && s->range[i][1] == from) {
-        return nbdi_extend(s, i, to);
-    }
-    if (i < s->range_count && s->range[i][0] < to) {
-        return NBD_ERR_OVERLAP;
-    }
+    if (i < s->range_count && s->range[i][1] == from) return nbdi_extend(s, i, to);
+    if (i < s->range_count && s->range[i][0] < to) return NBD_ERR_OVERLAP;
     if (i < s->range_count && s->range[i][0] == to) {
         s->range[i][0] = from;
         return 0;
@@ -1341,7 +1346,8 @@ static int nbdi_claim(nbd_slot *s, uint32_t from, uint32_t to)
 
 static int nbdi_covered(const nbd_slot *s)
 {
-    return s->size == 0 || (s->range_count == 1 && s->range[0][0] == 0 && s->range[0][1] == s->size);
+    return s->size == 0 ||
+           (s->range_count == 1 && s->range[0][0] == 0 && s->range[0][1] == s->size);
 }
 
 // Clears what no content was announced for.
@@ -1380,10 +1386,8 @@ static int nbdi_known_error(uint32_t raw)
     case NBD_ENOSPC:
     case NBD_EOVERFLOW:
     case NBD_ENOTSUP:
-    case NBD_ESHUTDOWN:
-        return (int)raw;
-    default:
-        return NBD_EINVAL; // chapter "Error values"
+    case NBD_ESHUTDOWN: return (int)raw;
+    default: return NBD_EINVAL; // chapter "Error values"
     }
 }
 
@@ -1391,9 +1395,7 @@ static int nbdi_known_error(uint32_t raw)
 static int nbdi_option_error(uint32_t raw)
 {
     uint32_t number = raw & ~NBDI_REP_ERROR;
-    if (raw == 0) {
-        return 0;
-    }
+    if (raw == 0) return 0;
     return number >= 1 && number <= 10 ? -100 - (int)number : NBD_REP_ERR_OTHER;
 }
 
@@ -1452,18 +1454,10 @@ static uint32_t nbdi_contexts_reported(nbd_slot *s, uint32_t count)
 // before the end of the connection.
 static int nbdi_result(const nbd_client *c, nbd_slot *s)
 {
-    if (s->server_error) {
-        return nbdi_known_error(s->server_error);
-    }
-    if (s->error) {
-        return s->error;
-    }
-    if (!(s->state & NBDI_REPLIED) || !(s->state & NBDI_SENT)) {
-        return c->error;
-    }
-    if (s->command == NBD_READ && !nbdi_covered(s)) {
-        return NBD_ERR_GAP;
-    }
+    if (s->server_error) return nbdi_known_error(s->server_error);
+    if (s->error) return s->error;
+    if (!(s->state & NBDI_REPLIED) || !(s->state & NBDI_SENT)) return c->error;
+    if (s->command == NBD_READ && !nbdi_covered(s)) return NBD_ERR_GAP;
     if (s->command == NBD_BLOCK_STATUS &&
         nbdi_contexts_reported(s, c->got.context_count) != c->got.context_count) {
         return NBD_ERR_GAP;
@@ -1511,13 +1505,9 @@ static int nbdi_finish(nbd_client *c, uint32_t index, nbd_event *event)
 // knows whether it is still being used, so nothing finishes.
 static int nbdi_dead(nbd_client *c, nbd_event *event)
 {
-    if (c->in_offered || c->out_offered) {
-        return NBDI_WAIT;
-    }
+    if (c->in_offered || c->out_offered) return NBDI_WAIT;
     for (; c->scan < c->slot_count; c->scan++) {
-        if (c->slots[c->scan].id) {
-            return nbdi_finish(c, c->scan, event);
-        }
+        if (c->slots[c->scan].id) return nbdi_finish(c, c->scan, event);
     }
     c->state = NBDI_ENDED;
     event->type = NBD_EVENT_CLOSED;
@@ -1530,9 +1520,7 @@ static int nbdi_dead(nbd_client *c, nbd_event *event)
 // Begins the polite end, once nothing is due any more.
 static void nbdi_wind_up(nbd_client *c)
 {
-    if (!c->closing) {
-        return;
-    }
+    if (!c->closing) return;
     if (c->state == NBDI_HAGGLE) {
         nbdi_abort(c);
     } else if (c->transmission && c->state == NBDI_REPLY && c->counters.in_flight == 0) {
@@ -1544,15 +1532,14 @@ static void nbdi_wind_up(nbd_client *c)
 static int nbdi_at_boundary(const nbd_client *c)
 {
     return c->in_start == c->in_end &&
-           (c->state == NBDI_MAGIC || c->state == NBDI_HAGGLE || c->state == NBDI_OPTION || c->state == NBDI_NAME ||
-            c->state == NBDI_SETTLE || c->state == NBDI_TLS || c->state == NBDI_REPLY);
+           (c->state == NBDI_MAGIC || c->state == NBDI_HAGGLE || c->state == NBDI_OPTION ||
+            c->state == NBDI_NAME || c->state == NBDI_SETTLE || c->state == NBDI_TLS ||
+            c->state == NBDI_REPLY);
 }
 
 static const char *nbdi_closed_where(const nbd_client *c)
 {
-    if (c->transmission) {
-        return NBDI_SAY("during transmission");
-    }
+    if (c->transmission) return NBDI_SAY("during transmission");
     if (c->state == NBDI_MAGIC || c->state == NBDI_FLAGS) {
         return NBDI_SAY("before its greeting was complete");
     }
@@ -1564,9 +1551,7 @@ static const char *nbdi_closed_where(const nbd_client *c)
 static int nbdi_starved(nbd_client *c)
 {
     int send_only = c->out_failed && c->in_blocked && !c->in_offered;
-    if (!nbdi_alive(c) || (!c->in_over && !send_only)) {
-        return 0;
-    }
+    if (!nbdi_alive(c) || (!c->in_over && !send_only)) return 0;
     if (c->state == NBDI_CLOSING && c->out_offered) {
         return 0; // whether it went out is known when nbd_sent says so
     }
@@ -1614,7 +1599,8 @@ static int nbdi_carries_data(uint32_t command)
 
 static int nbdi_op_known(uint32_t command, uint32_t flags)
 {
-    return command >= NBD_READ && command <= NBD_BLOCK_STATUS && !(flags & ~(uint32_t)nbdi_rules[command].flags);
+    return command >= NBD_READ && command <= NBD_BLOCK_STATUS &&
+           !(flags & ~(uint32_t)nbdi_rules[command].flags);
 }
 
 static uint64_t nbdi_payload(const nbd_slot *s)
@@ -1627,8 +1613,8 @@ static uint32_t nbdi_header_size(const nbd_client *c)
     return c->got.protocol == NBD_PROTOCOL_EXTENDED ? 32 : 28;
 }
 
-static void nbdi_encode(nbd_client *c, uint32_t flags, uint32_t type, uint64_t cookie, uint64_t offset,
-                        uint64_t size)
+static void nbdi_encode(nbd_client *c, uint32_t flags, uint32_t type, uint64_t cookie,
+                        uint64_t offset, uint64_t size)
 {
     uint8_t *p = c->buffer + c->head_fill;
     int extended = c->got.protocol == NBD_PROTOCOL_EXTENDED;
@@ -1683,9 +1669,7 @@ typedef struct nbdi_offer {
 static int nbdi_add(nbdi_offer *o, void *base, size_t size)
 {
     nbd_iovec *last = o->count ? &o->iov[o->count - 1] : NULL;
-    if (size == 0) {
-        return 1;
-    }
+    if (size == 0) return 1;
     if (last && (uint8_t *)last->base + last->size == (uint8_t *)base) {
         last->size += size;
     } else if (o->count < o->room) {
@@ -1705,9 +1689,7 @@ static int nbdi_add_data(nbdi_offer *o, const nbd_slot *s, nbdi_cursor cursor, u
 {
     while (bytes) {
         nbd_iovec v = nbdi_piece(s, &cursor, bytes);
-        if (!nbdi_add(o, v.base, v.size)) {
-            return 0;
-        }
+        if (!nbdi_add(o, v.base, v.size)) return 0;
         bytes -= v.size;
     }
     return 1;
@@ -1725,16 +1707,12 @@ static int nbdi_offer_requests(nbd_client *c, nbdi_offer *o)
     for (index = c->first; index != c->unsent; index = c->slots[index].next) {
         nbd_slot *s = &c->slots[index];
         if (done < header) {
-            if (!nbdi_add(o, c->buffer + head, header - done)) {
-                return 1;
-            }
+            if (!nbdi_add(o, c->buffer + head, header - done)) return 1;
             head += header - (uint32_t)done;
             done = header;
         }
         s->state |= NBDI_OFFERED;
-        if (!nbdi_add_data(o, s, cursor, header + nbdi_payload(s) - done)) {
-            return 1;
-        }
+        if (!nbdi_add_data(o, s, cursor, header + nbdi_payload(s) - done)) return 1;
         done = 0;
         cursor.index = 0;
         cursor.skip = 0;
@@ -1779,8 +1757,9 @@ static void nbdi_ack_requests(nbd_client *c, uint64_t bytes)
 
 static int nbdi_names_export(uint32_t option)
 {
-    return option == NBD_OPTION_EXPORT_NAME || option == NBD_OPTION_INFO || option == NBD_OPTION_GO ||
-           option == NBD_OPTION_LIST_META_CONTEXT || option == NBD_OPTION_SET_META_CONTEXT;
+    return option == NBD_OPTION_EXPORT_NAME || option == NBD_OPTION_INFO ||
+           option == NBD_OPTION_GO || option == NBD_OPTION_LIST_META_CONTEXT ||
+           option == NBD_OPTION_SET_META_CONTEXT;
 }
 
 static int nbdi_has_queries(uint32_t option)
@@ -1807,12 +1786,8 @@ static uint32_t nbdi_option_length(const nbd_option *o)
 {
     uint64_t length = nbdi_names_export(o->option) ? nbdi_string(o->name).size : 0;
     uint32_t i;
-    if (o->data) {
-        return o->data_size;
-    }
-    if (length > NBDI_STRING_MAX) {
-        return 0xffffffffu;
-    }
+    if (o->data) return o->data_size;
+    if (length > NBDI_STRING_MAX) return 0xffffffffu;
     if (nbdi_has_infos(o->option)) {
         length += 12;
     }
@@ -1820,9 +1795,7 @@ static uint32_t nbdi_option_length(const nbd_option *o)
         length += 8;
         for (i = 0; i < o->query_count; i++) {
             size_t size = nbdi_string(o->queries[i]).size;
-            if (size > NBDI_STRING_MAX) {
-                return 0xffffffffu;
-            }
+            if (size > NBDI_STRING_MAX) return 0xffffffffu;
             length += 4 + size;
         }
     }
@@ -1839,9 +1812,7 @@ static uint32_t nbdi_put_option(const nbd_option *o, uint8_t *p)
     nbdi_put64(p, NBDI_MAGIC_OPTION);
     nbdi_put32(p + 8, o->option);
     nbdi_put32(p + 12, nbdi_option_length(o));
-    if (o->data || o->option == NBD_OPTION_EXPORT_NAME || !nbdi_names_export(o->option)) {
-        return 16;
-    }
+    if (o->data || o->option == NBD_OPTION_EXPORT_NAME || !nbdi_names_export(o->option)) return 16;
     nbdi_put32(p + 16, (uint32_t)nbdi_string(o->name).size);
     return 20;
 }
@@ -1875,9 +1846,7 @@ static int nbdi_option_piece(const nbd_client *c, uint32_t i, uint8_t *small, nb
         v->size = 4;
         return c->flags_due;
     }
-    if (!c->option_due) {
-        return 0;
-    }
+    if (!c->option_due) return 0;
     if (i == 1) {
         v->size = nbdi_put_option(o, small);
     } else if (i == 2 && o->data) {
@@ -1903,12 +1872,8 @@ static int nbdi_option_piece(const nbd_client *c, uint32_t i, uint8_t *small, nb
 // Puts a small piece into the header area unless it is there already.
 static int nbdi_keep_piece(nbd_client *c, uint32_t i, const uint8_t *small, size_t size)
 {
-    if (i < c->piece_fill) {
-        return 1;
-    }
-    if (c->head_size - c->head_fill < size) {
-        return 0;
-    }
+    if (i < c->piece_fill) return 1;
+    if (c->head_size - c->head_fill < size) return 0;
     memcpy(c->buffer + c->head_fill, small, size);
     c->head_fill += (uint32_t)size;
     c->piece_fill = i + 1;
@@ -1924,11 +1889,10 @@ static int nbdi_offer_options(nbd_client *c, nbdi_offer *o)
     nbd_iovec v;
     for (i = c->piece; nbdi_option_piece(c, i, small, &v); i++) {
         if (v.base) {
-            if (!nbdi_add(o, (uint8_t *)v.base + done, v.size - done)) {
-                return 1;
-            }
+            if (!nbdi_add(o, (uint8_t *)v.base + done, v.size - done)) return 1;
         } else if (v.size) {
-            if (!nbdi_keep_piece(c, i, small, v.size) || !nbdi_add(o, c->buffer + head, v.size - done)) {
+            if (!nbdi_keep_piece(c, i, small, v.size) ||
+                !nbdi_add(o, c->buffer + head, v.size - done)) {
                 return 1;
             }
             head += (uint32_t)(v.size - done);
@@ -1950,9 +1914,7 @@ static void nbdi_ack_options(nbd_client *c, uint64_t bytes)
         }
         bytes -= n;
         c->out_done += (size_t)n;
-        if (c->out_done < v.size) {
-            return;
-        }
+        if (c->out_done < v.size) return;
         c->out_done = 0;
         c->piece++;
     }
@@ -1962,9 +1924,7 @@ static int nbdi_pending(const nbd_client *c)
 {
     uint8_t small[20];
     nbd_iovec v;
-    if (c->out_failed || !nbdi_alive(c) || c->state == NBDI_TLS) {
-        return 0;
-    }
+    if (c->out_failed || !nbdi_alive(c) || c->state == NBDI_TLS) return 0;
     if (c->transmission) {
         return c->first != NBDI_NONE || c->disc == NBDI_DISC_DUE || c->head_sent != c->head_fill;
     }
@@ -2027,31 +1987,28 @@ static void nbdi_abort(nbd_client *c)
 static int nbdi_useful(const nbd_client *c, uint32_t option)
 {
     uint32_t flags = c->config_flags;
-    if (option == NBD_OPTION_EXPORT_NAME) {
-        return 1;
-    }
-    if (!nbdi_fixed(c) || (flags & NBD_ONLY_EXPORT_NAME)) {
-        return 0;
-    }
+    if (option == NBD_OPTION_EXPORT_NAME) return 1;
+    if (!nbdi_fixed(c) || (flags & NBD_ONLY_EXPORT_NAME)) return 0;
     switch (option) {
-    case NBD_OPTION_STARTTLS:
-        return (flags & (NBD_TLS_ALLOW | NBD_TLS_REQUIRE)) && !c->got.tls;
+    case NBD_OPTION_STARTTLS: return (flags & (NBD_TLS_ALLOW | NBD_TLS_REQUIRE)) && !c->got.tls;
     case NBD_OPTION_EXTENDED_HEADERS:
         return !(flags & (NBD_WITHOUT_EXTENDED_HEADERS | NBD_WITHOUT_STRUCTURED_REPLY));
     case NBD_OPTION_STRUCTURED_REPLY:
         return !(flags & NBD_WITHOUT_STRUCTURED_REPLY) && c->got.protocol == NBD_PROTOCOL_SIMPLE;
     case NBD_OPTION_SET_META_CONTEXT:
         return c->query_count > 0 && c->got.protocol != NBD_PROTOCOL_SIMPLE;
-    default:
-        return 1;
+    default: return 1;
     }
 }
 
 static void nbdi_start_next(nbd_client *c)
 {
-    static const uint8_t order[] = {
-        NBD_OPTION_STARTTLS,         NBD_OPTION_EXTENDED_HEADERS, NBD_OPTION_STRUCTURED_REPLY,
-        NBD_OPTION_SET_META_CONTEXT, NBD_OPTION_GO,               NBD_OPTION_EXPORT_NAME};
+    static const uint8_t order[] = {NBD_OPTION_STARTTLS,
+                                    NBD_OPTION_EXTENDED_HEADERS,
+                                    NBD_OPTION_STRUCTURED_REPLY,
+                                    NBD_OPTION_SET_META_CONTEXT,
+                                    NBD_OPTION_GO,
+                                    NBD_OPTION_EXPORT_NAME};
     nbd_option next;
     while (!nbdi_useful(c, order[c->automatic])) {
         c->automatic++;
@@ -2089,9 +2046,7 @@ static int nbdi_haggle(nbd_client *c, nbd_event *event)
 static const uint8_t *nbdi_take(nbd_client *c, uint32_t size)
 {
     const uint8_t *p = c->buffer + c->in_start;
-    if (c->in_end - c->in_start < size) {
-        return NULL;
-    }
+    if (c->in_end - c->in_start < size) return NULL;
     c->in_start += size;
     return p;
 }
@@ -2144,9 +2099,7 @@ static int nbdi_step_text(nbd_client *c, nbd_event *event)
 {
     uint32_t size = (uint32_t)nbdi_min(c->text_length, c->buffer_size - c->head_size);
     const uint8_t *p = nbdi_take(c, size);
-    if (!p) {
-        return NBDI_WAIT;
-    }
+    if (!p) return NBDI_WAIT;
     c->text_left -= size;
     c->state = NBDI_SKIP;
     event->type = NBD_EVENT_TEXT;
@@ -2174,9 +2127,7 @@ static int nbdi_step_skip(nbd_client *c)
     uint32_t size = (uint32_t)nbdi_min(c->text_left, c->in_end - c->in_start);
     c->in_start += size;
     c->text_left -= size;
-    if (c->text_left) {
-        return NBDI_WAIT;
-    }
+    if (c->text_left) return NBDI_WAIT;
     c->state = c->after;
     return NBDI_AGAIN;
 }
@@ -2184,9 +2135,7 @@ static int nbdi_step_skip(nbd_client *c)
 static int nbdi_step_magic(nbd_client *c)
 {
     const uint8_t *p = nbdi_take(c, 16);
-    if (!p) {
-        return NBDI_WAIT;
-    }
+    if (!p) return NBDI_WAIT;
     if (nbdi_get64(p) != NBDI_MAGIC_NBD) {
         return nbdi_fail(c, NBD_ERR_NOT_NBD, NBDI_SAY("greeting does not begin with NBDMAGIC"));
     }
@@ -2230,15 +2179,14 @@ static int nbdi_ready(nbd_client *c, nbd_event *event)
 static int nbdi_step_old(nbd_client *c, nbd_event *event)
 {
     const uint8_t *p = nbdi_take(c, 8 + 4 + 124);
-    if (!p) {
-        return NBDI_WAIT;
-    }
+    if (!p) return NBDI_WAIT;
     c->got.style = NBD_STYLE_OLD;
     if (c->config_flags & NBD_TLS_REQUIRE) {
         return nbdi_fail(c, NBD_ERR_TLS, NBDI_SAY("oldstyle server"));
     }
     if (nbdi_string(c->export_name).size) {
-        return nbdi_fail(c, NBD_ERR_OLDSTYLE, NBDI_SAY("oldstyle server, but an export name is wanted"));
+        return nbdi_fail(c, NBD_ERR_OLDSTYLE,
+                         NBDI_SAY("oldstyle server, but an export name is wanted"));
     }
     nbdi_set_export(c, nbdi_get64(p), nbdi_get32(p + 8) & 0xffffu);
     return c->state == NBDI_DEAD ? NBDI_AGAIN : nbdi_ready(c, event);
@@ -2247,9 +2195,7 @@ static int nbdi_step_old(nbd_client *c, nbd_event *event)
 static int nbdi_step_flags(nbd_client *c, nbd_event *event)
 {
     const uint8_t *p = nbdi_take(c, 2);
-    if (!p) {
-        return NBDI_WAIT;
-    }
+    if (!p) return NBDI_WAIT;
     c->handshake_flags = (uint8_t)(nbdi_get16(p) & ~(uint32_t)c->handshake_hide & 3u);
     c->got.style = c->handshake_flags & NBDI_FIXED_NEWSTYLE ? NBD_STYLE_FIXED : NBD_STYLE_NEW;
     if ((c->config_flags & NBD_TLS_REQUIRE) && !nbdi_fixed(c)) {
@@ -2263,20 +2209,15 @@ static int nbdi_step_flags(nbd_client *c, nbd_event *event)
 static int nbdi_reply_header_ok(const nbd_client *c, uint32_t type, uint32_t length)
 {
     uint32_t option = c->option.option;
-    if (type & NBDI_REP_ERROR) {
-        return length <= NBDI_STRING_MAX;
-    }
+    if (type & NBDI_REP_ERROR) return length <= NBDI_STRING_MAX;
     switch (type) {
-    case NBDI_REP_ACK:
-        return length == 0;
+    case NBDI_REP_ACK: return length == 0;
     case NBDI_REP_SERVER:
         return option == NBD_OPTION_LIST && length >= 4 && length <= 4 + 2 * NBDI_STRING_MAX;
-    case NBDI_REP_INFO:
-        return nbdi_has_infos(option) && length >= 2 && length <= NBDI_INFO_MAX;
+    case NBDI_REP_INFO: return nbdi_has_infos(option) && length >= 2 && length <= NBDI_INFO_MAX;
     case NBDI_REP_META_CONTEXT:
         return nbdi_has_queries(option) && length >= 4 && length <= 4 + NBDI_STRING_MAX;
-    default:
-        return 0;
+    default: return 0;
     }
 }
 
@@ -2284,9 +2225,7 @@ static int nbdi_step_option(nbd_client *c)
 {
     const uint8_t *p = nbdi_take(c, 20);
     uint32_t type;
-    if (!p) {
-        return NBDI_WAIT;
-    }
+    if (!p) return NBDI_WAIT;
     if (nbdi_get64(p) != NBDI_MAGIC_OPTION_REPLY) {
         return nbdi_broken(c, NBDI_SAY("bad magic of an option reply"));
     }
@@ -2296,7 +2235,8 @@ static int nbdi_step_option(nbd_client *c)
     type = nbdi_get32(p + 12);
     c->reply_length = nbdi_get32(p + 16);
     if (!nbdi_reply_header_ok(c, type, c->reply_length)) {
-        return nbdi_broken(c, NBDI_SAY("option reply of a type or length that is not valid for the option"));
+        return nbdi_broken(
+            c, NBDI_SAY("option reply of a type or length that is not valid for the option"));
     }
     c->reply_error = type & NBDI_REP_ERROR ? type : 0;
     if (c->reply_error && c->reply_length) {
@@ -2313,9 +2253,7 @@ static int nbdi_step_server(nbd_client *c)
 {
     const uint8_t *p = nbdi_take(c, 4);
     uint32_t length;
-    if (!p) {
-        return NBDI_WAIT;
-    }
+    if (!p) return NBDI_WAIT;
     length = nbdi_get32(p);
     if (length > c->reply_length - 4 || length > NBDI_STRING_MAX ||
         c->reply_length - 4 - length > NBDI_STRING_MAX) {
@@ -2327,9 +2265,7 @@ static int nbdi_step_server(nbd_client *c)
 
 static int nbdi_step_listed(nbd_client *c)
 {
-    if (c->reply_length) {
-        return nbdi_text(c, NBD_TEXT_DESCRIPTION, c->reply_length, 0, NBDI_OPTION);
-    }
+    if (c->reply_length) return nbdi_text(c, NBD_TEXT_DESCRIPTION, c->reply_length, 0, NBDI_OPTION);
     c->state = NBDI_OPTION;
     return NBDI_AGAIN;
 }
@@ -2337,9 +2273,7 @@ static int nbdi_step_listed(nbd_client *c)
 static int nbdi_step_context(nbd_client *c)
 {
     const uint8_t *p = nbdi_take(c, 4);
-    if (!p) {
-        return NBDI_WAIT;
-    }
+    if (!p) return NBDI_WAIT;
     if (c->option.option == NBD_OPTION_SET_META_CONTEXT) {
         if (c->found >= c->context_room) {
             return nbdi_broken(c, NBDI_SAY("more metadata contexts than nbd_config.context_count"));
@@ -2353,34 +2287,32 @@ static int nbdi_step_info(nbd_client *c)
 {
     const uint8_t *p = nbdi_take(c, 2);
     uint32_t length = c->reply_length - 2;
-    if (!p) {
-        return NBDI_WAIT;
-    }
+    if (!p) return NBDI_WAIT;
     switch (nbdi_get16(p)) {
     case NBDI_INFO_TYPE_EXPORT:
         c->state = NBDI_INFO_EXPORT;
-        return length == 10 ? NBDI_AGAIN : nbdi_broken(c, NBDI_SAY("NBD_INFO_EXPORT is not 12 bytes long"));
+        return length == 10 ? NBDI_AGAIN
+                            : nbdi_broken(c, NBDI_SAY("NBD_INFO_EXPORT is not 12 bytes long"));
     case NBDI_INFO_TYPE_BLOCK_SIZE:
         c->state = NBDI_INFO_BLOCK;
-        return length == 12 ? NBDI_AGAIN : nbdi_broken(c, NBDI_SAY("NBD_INFO_BLOCK_SIZE is not 14 bytes long"));
+        return length == 12 ? NBDI_AGAIN
+                            : nbdi_broken(c, NBDI_SAY("NBD_INFO_BLOCK_SIZE is not 14 bytes long"));
     case NBDI_INFO_TYPE_NAME:
     case NBDI_INFO_TYPE_DESCRIPTION:
         if (length > NBDI_STRING_MAX) {
             return nbdi_broken(c, NBDI_SAY("name or description longer than 4096"));
         }
-        return nbdi_text(c, nbdi_get16(p) == NBDI_INFO_TYPE_NAME ? NBD_TEXT_NAME : NBD_TEXT_DESCRIPTION, length,
-                         0, NBDI_OPTION);
-    default:
-        return nbdi_skip(c, length, NBDI_OPTION);
+        return nbdi_text(
+            c, nbdi_get16(p) == NBDI_INFO_TYPE_NAME ? NBD_TEXT_NAME : NBD_TEXT_DESCRIPTION, length,
+            0, NBDI_OPTION);
+    default: return nbdi_skip(c, length, NBDI_OPTION);
     }
 }
 
 static int nbdi_step_info_export(nbd_client *c)
 {
     const uint8_t *p = nbdi_take(c, 10);
-    if (!p) {
-        return NBDI_WAIT;
-    }
+    if (!p) return NBDI_WAIT;
     c->state = NBDI_OPTION;
     return nbdi_set_export(c, nbdi_get64(p), nbdi_get16(p + 8)); // sent twice, the last one counts
 }
@@ -2394,14 +2326,13 @@ static int nbdi_step_info_block(nbd_client *c)
 {
     const uint8_t *p = nbdi_take(c, 12);
     uint32_t minimum, preferred, maximum;
-    if (!p) {
-        return NBDI_WAIT;
-    }
+    if (!p) return NBDI_WAIT;
     minimum = nbdi_get32(p);
     preferred = nbdi_get32(p + 4);
     maximum = nbdi_get32(p + 8);
-    if (!nbdi_power_of_2(minimum) || minimum > NBDI_MINIMUM_LARGEST || !nbdi_power_of_2(preferred) ||
-        preferred < minimum || preferred < 512 || maximum < preferred) {
+    if (!nbdi_power_of_2(minimum) || minimum > NBDI_MINIMUM_LARGEST ||
+        !nbdi_power_of_2(preferred) || preferred < minimum || preferred < 512 ||
+        maximum < preferred) {
         return nbdi_broken(c, NBDI_SAY("block sizes break the rules of their chapter"));
     }
     c->got.minimum_block = minimum;
@@ -2416,9 +2347,7 @@ static int nbdi_step_info_block(nbd_client *c)
 static int nbdi_step_name(nbd_client *c)
 {
     const uint8_t *p = nbdi_take(c, c->handshake_flags & NBDI_NO_ZEROES ? 10 : 134);
-    if (!p) {
-        return NBDI_WAIT;
-    }
+    if (!p) return NBDI_WAIT;
     c->reply_error = 0;
     c->state = NBDI_SETTLE;
     return nbdi_set_export(c, nbdi_get64(p), nbdi_get16(p + 8));
@@ -2435,30 +2364,26 @@ static int nbdi_accept(nbd_client *c, nbd_event *event)
     switch (c->option.option) {
     case NBD_OPTION_STARTTLS:
         if (c->in_start != c->in_end) {
-            return nbdi_fail(c, NBD_ERR_INJECTED, NBDI_SAY("bytes behind the acknowledgement of STARTTLS"));
+            return nbdi_fail(c, NBD_ERR_INJECTED,
+                             NBDI_SAY("bytes behind the acknowledgement of STARTTLS"));
         }
         c->state = NBDI_TLS;
         event->type = NBD_EVENT_STARTTLS;
         return NBDI_EVENT;
-    case NBD_OPTION_EXTENDED_HEADERS:
-        c->got.protocol = NBD_PROTOCOL_EXTENDED;
-        break;
+    case NBD_OPTION_EXTENDED_HEADERS: c->got.protocol = NBD_PROTOCOL_EXTENDED; break;
     case NBD_OPTION_STRUCTURED_REPLY:
         if (c->got.protocol == NBD_PROTOCOL_SIMPLE) {
             c->got.protocol = NBD_PROTOCOL_STRUCTURED;
         }
         break;
-    case NBD_OPTION_SET_META_CONTEXT:
-        c->got.context_count = c->found;
-        break;
+    case NBD_OPTION_SET_META_CONTEXT: c->got.context_count = c->found; break;
     case NBD_OPTION_GO:
     case NBD_OPTION_EXPORT_NAME:
         if (!nbdi_same_name(c->option.name, c->context_name)) {
             c->got.context_count = 0;
         }
         return nbdi_ready(c, event);
-    default:
-        break;
+    default: break;
     }
     return nbdi_haggle(c, event);
 }
@@ -2472,9 +2397,11 @@ static int nbdi_refuse(nbd_client *c, nbd_event *event)
         nbdi_note_error(c, error, NBDI_SAY("server is shutting down"));
     } else if (option == NBD_OPTION_STARTTLS && (c->config_flags & NBD_TLS_REQUIRE)) {
         return nbdi_fail(c, NBD_ERR_TLS, NBDI_SAY("server refused STARTTLS"));
-    } else if (option == NBD_OPTION_GO && c->got.protocol == NBD_PROTOCOL_EXTENDED && error == NBD_REP_ERR_UNSUP) {
+    } else if (option == NBD_OPTION_GO && c->got.protocol == NBD_PROTOCOL_EXTENDED &&
+               error == NBD_REP_ERR_UNSUP) {
         return nbdi_broken(c, NBDI_SAY("GO not supported after extended headers were agreed on"));
-    } else if (option == NBD_OPTION_GO && error != NBD_REP_ERR_UNSUP && !(c->config_flags & NBD_NEGOTIATE)) {
+    } else if (option == NBD_OPTION_GO && error != NBD_REP_ERR_UNSUP &&
+               !(c->config_flags & NBD_NEGOTIATE)) {
         c->closing = 1;
         nbdi_note_error(c, error, NBDI_SAY("server refused the export"));
     }
@@ -2485,9 +2412,7 @@ static int nbdi_refuse(nbd_client *c, nbd_event *event)
 // go out behind the whole of this option.
 static int nbdi_step_settle(nbd_client *c, nbd_event *event)
 {
-    if (nbdi_pending(c)) {
-        return NBDI_WAIT;
-    }
+    if (nbdi_pending(c)) return NBDI_WAIT;
     if (!c->reply_error && nbdi_has_infos(c->option.option) && !c->export_seen) {
         return nbdi_broken(c, NBDI_SAY("acknowledged without NBD_INFO_EXPORT"));
     }
@@ -2553,9 +2478,7 @@ static int nbdi_replied(nbd_client *c)
 
 static int nbdi_step_end(nbd_client *c)
 {
-    if (c->reply_flags & NBDI_CHUNK_DONE) {
-        return nbdi_replied(c);
-    }
+    if (c->reply_flags & NBDI_CHUNK_DONE) return nbdi_replied(c);
     c->state = NBDI_REPLY;
     return NBDI_AGAIN;
 }
@@ -2585,21 +2508,18 @@ static int nbdi_simple(nbd_client *c, const uint8_t *p)
 {
     uint32_t error = nbdi_get32(p + 4);
     nbd_slot *s;
-    if (!nbdi_find(c, nbdi_get64(p + 8))) {
-        return NBDI_AGAIN;
-    }
+    if (!nbdi_find(c, nbdi_get64(p + 8))) return NBDI_AGAIN;
     s = nbdi_reply_slot(c);
     c->reply_flags = NBDI_CHUNK_DONE;
     if (error) {
         nbdi_server_error(c, error);
         return nbdi_replied(c);
     }
-    if (s->command == NBD_BLOCK_STATUS || (s->command == NBD_READ && c->got.protocol != NBD_PROTOCOL_SIMPLE)) {
+    if (s->command == NBD_BLOCK_STATUS ||
+        (s->command == NBD_READ && c->got.protocol != NBD_PROTOCOL_SIMPLE)) {
         return nbdi_broken(c, NBDI_SAY("simple reply to a command that needs a structured one"));
     }
-    if (s->command != NBD_READ || s->size == 0) {
-        return nbdi_replied(c);
-    }
+    if (s->command != NBD_READ || s->size == 0) return nbdi_replied(c);
     nbdi_expect_data(c, 0, s->size);
     return NBDI_AGAIN;
 }
@@ -2614,10 +2534,12 @@ static int nbdi_status_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, ui
 {
     int extended = c->got.protocol == NBD_PROTOCOL_EXTENDED;
     uint32_t head = extended ? 8 : 4, each = extended ? 16 : 8;
-    if (s->command != NBD_BLOCK_STATUS || type != (extended ? NBDI_CHUNK_STATUS_EXT : NBDI_CHUNK_STATUS)) {
+    if (s->command != NBD_BLOCK_STATUS ||
+        type != (extended ? NBDI_CHUNK_STATUS_EXT : NBDI_CHUNK_STATUS)) {
         return nbdi_broken(c, NBDI_SAY("block status chunk of a kind that is not valid here"));
     }
-    if (length < head + each || length > head + (uint64_t)each * NBDI_EXTENTS_MAX || (length - head) % each) {
+    if (length < head + each || length > head + (uint64_t)each * NBDI_EXTENTS_MAX ||
+        (length - head) % each) {
         return nbdi_broken(c, NBDI_SAY("block status chunk of an impossible length"));
     }
     c->left = (uint32_t)length;
@@ -2630,7 +2552,8 @@ static int nbdi_content_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, u
         return nbdi_broken(c, NBDI_SAY("content chunk in reply to a command that is no read"));
     }
     if (type == NBDI_CHUNK_HOLE) {
-        return length == 12 ? nbdi_begin_chunk(c, NBDI_HOLE) : nbdi_broken(c, NBDI_SAY("hole chunk is not 12 bytes long"));
+        return length == 12 ? nbdi_begin_chunk(c, NBDI_HOLE)
+                            : nbdi_broken(c, NBDI_SAY("hole chunk is not 12 bytes long"));
     }
     if (length < 9 || length - 8 > s->size) {
         return nbdi_broken(c, NBDI_SAY("data chunk empty or longer than the request"));
@@ -2646,29 +2569,26 @@ static int nbdi_chunk(nbd_client *c, uint32_t flags, uint32_t type, uint64_t len
     c->reply_type = (uint16_t)type;
     if (type & 0x8000u) {
         c->reply_length = (uint32_t)nbdi_min(length, 0xffffffffu);
-        return length >= 6 && length <= NBDI_ERROR_MAX ? nbdi_begin_chunk(c, NBDI_ERROR)
-                                                       : nbdi_broken(c, NBDI_SAY("error chunk of an impossible length"));
+        return length >= 6 && length <= NBDI_ERROR_MAX
+                   ? nbdi_begin_chunk(c, NBDI_ERROR)
+                   : nbdi_broken(c, NBDI_SAY("error chunk of an impossible length"));
     }
     switch (type) {
     case NBDI_CHUNK_NONE:
-        return length == 0 && (flags & NBDI_CHUNK_DONE) ? nbdi_begin_chunk(c, NBDI_END)
-                                                        : nbdi_broken(c, NBDI_SAY("NONE chunk with payload or without DONE"));
+        return length == 0 && (flags & NBDI_CHUNK_DONE)
+                   ? nbdi_begin_chunk(c, NBDI_END)
+                   : nbdi_broken(c, NBDI_SAY("NONE chunk with payload or without DONE"));
     case NBDI_CHUNK_DATA:
-    case NBDI_CHUNK_HOLE:
-        return nbdi_content_chunk(c, s, type, length);
+    case NBDI_CHUNK_HOLE: return nbdi_content_chunk(c, s, type, length);
     case NBDI_CHUNK_STATUS:
-    case NBDI_CHUNK_STATUS_EXT:
-        return nbdi_status_chunk(c, s, type, length);
-    default:
-        return nbdi_broken(c, NBDI_SAY("chunk of an unknown type"));
+    case NBDI_CHUNK_STATUS_EXT: return nbdi_status_chunk(c, s, type, length);
+    default: return nbdi_broken(c, NBDI_SAY("chunk of an unknown type"));
     }
 }
 
 static int nbdi_extended_chunk(nbd_client *c, const uint8_t *p)
 {
-    if (!nbdi_find(c, nbdi_get64(p + 8))) {
-        return NBDI_AGAIN;
-    }
+    if (!nbdi_find(c, nbdi_get64(p + 8))) return NBDI_AGAIN;
     if (nbdi_get64(p + 16) != nbdi_reply_slot(c)->offset) {
         return nbdi_broken(c, NBDI_SAY("extended reply does not echo the offset"));
     }
@@ -2678,12 +2598,8 @@ static int nbdi_extended_chunk(nbd_client *c, const uint8_t *p)
 // Size of the reply header whose magic this is; 0 if that kind was not negotiated.
 static uint32_t nbdi_reply_size(const nbd_client *c, uint32_t magic)
 {
-    if (c->got.protocol == NBD_PROTOCOL_EXTENDED) {
-        return magic == NBDI_MAGIC_EXTENDED ? 32 : 0;
-    }
-    if (magic == NBDI_MAGIC_STRUCTURED) {
-        return c->got.protocol == NBD_PROTOCOL_STRUCTURED ? 20 : 0;
-    }
+    if (c->got.protocol == NBD_PROTOCOL_EXTENDED) return magic == NBDI_MAGIC_EXTENDED ? 32 : 0;
+    if (magic == NBDI_MAGIC_STRUCTURED) return c->got.protocol == NBD_PROTOCOL_STRUCTURED ? 20 : 0;
     return magic == NBDI_MAGIC_SIMPLE ? 16 : 0;
 }
 
@@ -2691,26 +2607,16 @@ static int nbdi_step_reply(nbd_client *c)
 {
     const uint8_t *p = c->buffer + c->in_start;
     uint32_t size;
-    if (c->in_end - c->in_start < 4) {
-        return NBDI_WAIT;
-    }
+    if (c->in_end - c->in_start < 4) return NBDI_WAIT;
     size = nbdi_reply_size(c, nbdi_get32(p));
     if (!size) {
         return nbdi_broken(c, NBDI_SAY("bad magic of a reply, or a kind that was not negotiated"));
     }
     p = nbdi_take(c, size);
-    if (!p) {
-        return NBDI_WAIT;
-    }
-    if (size == 16) {
-        return nbdi_simple(c, p);
-    }
-    if (size == 32) {
-        return nbdi_extended_chunk(c, p);
-    }
-    if (!nbdi_find(c, nbdi_get64(p + 8))) {
-        return NBDI_AGAIN;
-    }
+    if (!p) return NBDI_WAIT;
+    if (size == 16) return nbdi_simple(c, p);
+    if (size == 32) return nbdi_extended_chunk(c, p);
+    if (!nbdi_find(c, nbdi_get64(p + 8))) return NBDI_AGAIN;
     return nbdi_chunk(c, nbdi_get16(p + 4), nbdi_get16(p + 6), nbdi_get32(p + 16));
 }
 
@@ -2725,9 +2631,7 @@ static int nbdi_step_offset(nbd_client *c)
 {
     const uint8_t *p = nbdi_take(c, 8);
     const nbd_slot *s = nbdi_reply_slot(c);
-    if (!p) {
-        return NBDI_WAIT;
-    }
+    if (!p) return NBDI_WAIT;
     if (!nbdi_inside(s, nbdi_get64(p), c->reply_length)) {
         return nbdi_broken(c, NBDI_SAY("data outside the request"));
     }
@@ -2758,18 +2662,14 @@ static int nbdi_step_hole(nbd_client *c, nbd_event *event)
     nbd_slot *s = nbdi_reply_slot(c);
     uint64_t offset;
     uint32_t size;
-    if (!p) {
-        return NBDI_WAIT;
-    }
+    if (!p) return NBDI_WAIT;
     offset = nbdi_get64(p);
     size = nbdi_get32(p + 8);
     if (size == 0 || !nbdi_inside(s, offset, size)) {
         return nbdi_broken(c, NBDI_SAY("hole empty or outside the request"));
     }
     c->state = NBDI_END;
-    if (!nbdi_announce(c, offset - s->offset, size)) {
-        return NBDI_AGAIN;
-    }
+    if (!nbdi_announce(c, offset - s->offset, size)) return NBDI_AGAIN;
     if (!(s->flags & NBD_SPARSE)) {
         nbdi_clear(s, offset - s->offset, size);
         return NBDI_AGAIN;
@@ -2786,20 +2686,18 @@ static int nbdi_step_hole(nbd_client *c, nbd_event *event)
 static int nbdi_step_error(nbd_client *c)
 {
     const uint8_t *p = nbdi_take(c, 6);
-    uint32_t message, rest, after = c->reply_type == NBDI_CHUNK_ERROR_OFFSET ? NBDI_ERROR_OFFSET : NBDI_END;
-    if (!p) {
-        return NBDI_WAIT;
-    }
+    uint32_t message, rest,
+        after = c->reply_type == NBDI_CHUNK_ERROR_OFFSET ? NBDI_ERROR_OFFSET : NBDI_END;
+    if (!p) return NBDI_WAIT;
     c->reply_error = nbdi_get32(p);
     message = nbdi_get16(p + 4);
-    if (c->reply_error == 0) {
-        return nbdi_broken(c, NBDI_SAY("error chunk with error 0"));
-    }
+    if (c->reply_error == 0) return nbdi_broken(c, NBDI_SAY("error chunk with error 0"));
     if (message > c->reply_length - 6 || message > NBDI_STRING_MAX) {
         return nbdi_broken(c, NBDI_SAY("error message longer than its chunk or 4096"));
     }
     rest = c->reply_length - 6 - message;
-    if ((c->reply_type == NBDI_CHUNK_ERROR && rest != 0) || (c->reply_type == NBDI_CHUNK_ERROR_OFFSET && rest != 8)) {
+    if ((c->reply_type == NBDI_CHUNK_ERROR && rest != 0) ||
+        (c->reply_type == NBDI_CHUNK_ERROR_OFFSET && rest != 8)) {
         return nbdi_broken(c, NBDI_SAY("error chunk longer or shorter than its type"));
     }
     if (after == NBDI_ERROR_OFFSET) {
@@ -2807,16 +2705,15 @@ static int nbdi_step_error(nbd_client *c)
     } else {
         nbdi_server_error(c, c->reply_error);
     }
-    return message ? nbdi_text(c, NBD_TEXT_MESSAGE, message, rest, after) : nbdi_skip(c, rest, after);
+    return message ? nbdi_text(c, NBD_TEXT_MESSAGE, message, rest, after)
+                   : nbdi_skip(c, rest, after);
 }
 
 static int nbdi_step_error_offset(nbd_client *c)
 {
     const uint8_t *p = nbdi_take(c, 8);
     nbd_slot *s = nbdi_reply_slot(c);
-    if (!p) {
-        return NBDI_WAIT;
-    }
+    if (!p) return NBDI_WAIT;
     if (!nbdi_inside(s, nbdi_get64(p), s->size ? 1 : 0)) {
         return nbdi_broken(c, NBDI_SAY("error offset outside the request"));
     }
@@ -2833,9 +2730,7 @@ static int nbdi_step_status(nbd_client *c)
     const uint8_t *p = nbdi_take(c, extended ? 8 : 4);
     nbd_slot *s = nbdi_reply_slot(c);
     uint32_t i, *word;
-    if (!p) {
-        return NBDI_WAIT;
-    }
+    if (!p) return NBDI_WAIT;
     c->left -= extended ? 8 : 4;
     if (extended && nbdi_get32(p + 4) != c->left / 16) {
         return nbdi_broken(c, NBDI_SAY("number of extents does not fit the length of the chunk"));
@@ -2843,7 +2738,8 @@ static int nbdi_step_status(nbd_client *c)
     for (i = 0; i < c->got.context_count && c->contexts[i].id != nbdi_get32(p); i++) {
     }
     if (i == c->got.context_count) {
-        return nbdi_broken(c, NBDI_SAY("block status for a metadata context that was not agreed on"));
+        return nbdi_broken(c,
+                           NBDI_SAY("block status for a metadata context that was not agreed on"));
     }
     word = nbdi_context_word(s, i);
     if (*word >> i % 32 & 1u) {
@@ -2861,12 +2757,8 @@ static int nbdi_step_status(nbd_client *c)
 static int nbdi_extent_ok(const nbd_client *c, const nbd_slot *s, uint64_t size, int last)
 {
     uint64_t before = c->place - s->offset;
-    if (size == 0 || before >= s->size || size > UINT64_MAX - c->place) {
-        return 0;
-    }
-    if (s->flags & NBD_REQ_ONE) {
-        return last && size <= s->size;
-    }
+    if (size == 0 || before >= s->size || size > UINT64_MAX - c->place) return 0;
+    if (s->flags & NBD_REQ_ONE) return last && size <= s->size;
     return last || size < s->size - before;
 }
 
@@ -2875,9 +2767,7 @@ static int nbdi_step_extent(nbd_client *c, nbd_event *event)
     uint32_t each = c->got.protocol == NBD_PROTOCOL_EXTENDED ? 16 : 8;
     const nbd_slot *s = nbdi_reply_slot(c);
     const uint8_t *p = nbdi_take(c, each);
-    if (!p) {
-        return NBDI_WAIT;
-    }
+    if (!p) return NBDI_WAIT;
     nbdi_about(event, s);
     event->offset = c->place;
     event->context = c->found;
@@ -2955,8 +2845,7 @@ const char *nbd_strerror(int error)
         return text;
     switch (error) {
         NBD_ERRORS(NBDI_CASE)
-    default:
-        return "unknown error";
+    default: return "unknown error";
     }
 #undef NBDI_CASE
 #endif
@@ -2965,8 +2854,10 @@ const char *nbd_strerror(int error)
 static int nbdi_config_ok(const nbd_config *config)
 {
     uint32_t flags = config->flags;
-    return flags <= 0xffffu && config->slots && config->slot_count >= 1 && config->slot_count <= NBD_SLOTS_MAX && config->buffer &&
-           config->context_count <= 64 * NBD_RANGES && (config->contexts || !config->context_count) &&
+    return flags <= 0xffffu && config->slots && config->slot_count >= 1 &&
+           config->slot_count <= NBD_SLOTS_MAX && config->buffer &&
+           config->context_count <= 64 * NBD_RANGES &&
+           (config->contexts || !config->context_count) &&
            (config->query_count == 0 || (config->queries && config->contexts)) &&
            !((flags & NBD_TLS_REQUIRE) && (flags & NBD_ONLY_EXPORT_NAME));
 }
@@ -2993,28 +2884,26 @@ static void nbdi_free_slots(nbd_client *c)
     c->free = 0;
 }
 
-int nbd_init_checked(nbd_client *client, const nbd_config *config, size_t client_size, size_t slot_size,
-                     uint32_t version)
+int nbd_init_checked(nbd_client *client, const nbd_config *config, size_t client_size,
+                     size_t slot_size, uint32_t version)
 {
-    if (client_size != sizeof(nbd_client) || slot_size != sizeof(nbd_slot) || version != NBD_VERSION) {
+    if (client_size != sizeof(nbd_client) || slot_size != sizeof(nbd_slot) ||
+        version != NBD_VERSION) {
         return NBD_ERR_ABI;
     }
-    if (!client || !config || !nbdi_config_ok(config)) {
-        return NBD_ERR_ARG;
-    }
+    if (!client || !config || !nbdi_config_ok(config)) return NBD_ERR_ARG;
     if (config->buffer_size < NBD_BUFFER_MIN || config->buffer_size > 0x7fffffffu) {
         return NBD_ERR_BUFFER;
     }
-    if (!nbdi_names_ok(config)) {
-        return NBD_ERR_NAME;
-    }
+    if (!nbdi_names_ok(config)) return NBD_ERR_NAME;
     memset(client, 0, sizeof *client);
     client->config_flags = (uint16_t)config->flags;
     client->slot_count = (uint16_t)config->slot_count;
     client->slots = config->slots;
     client->buffer = (uint8_t *)config->buffer;
     client->buffer_size = (uint32_t)config->buffer_size;
-    client->head_size = (uint32_t)nbdi_min((uint64_t)32 * config->slot_count, config->buffer_size / 4);
+    client->head_size =
+        (uint32_t)nbdi_min((uint64_t)32 * config->slot_count, config->buffer_size / 4);
     client->export_name = config->export_name;
     client->queries = config->queries;
     client->query_count = config->query_count;
@@ -3031,9 +2920,7 @@ int nbd_init_checked(nbd_client *client, const nbd_config *config, size_t client
 int nbd_connect(nbd_client *client, const nbd_transport *transport)
 {
     nbd_client *c = client;
-    if (c->state != NBDI_IDLE && c->state != NBDI_ENDED) {
-        return NBD_ERR_STATE;
-    }
+    if (c->state != NBDI_IDLE && c->state != NBDI_ENDED) return NBD_ERR_STATE;
     c->transport = transport;
     c->state = NBDI_MAGIC;
     c->error = 0;
@@ -3069,14 +2956,13 @@ int nbd_allows(const nbd_client *client, uint32_t command, uint32_t flags)
 {
     const nbd_export *got = &client->got;
     uint32_t need;
-    if (!nbdi_transmitting(client) || client->closing || !nbdi_op_known(command, flags)) {
-        return 0;
-    }
+    if (!nbdi_transmitting(client) || client->closing || !nbdi_op_known(command, flags)) return 0;
     need = nbdi_rules[command].offers;
     need |= flags & NBD_FUA ? NBD_OFFERS_FUA : 0;
     need |= flags & NBD_DF ? NBD_OFFERS_DF : 0;
     need |= flags & NBD_FAST_ZERO ? NBD_OFFERS_FAST_ZERO : 0;
-    if ((got->flags & need) != need || (nbdi_writes(command) && (got->flags & NBD_OFFERS_READ_ONLY))) {
+    if ((got->flags & need) != need ||
+        (nbdi_writes(command) && (got->flags & NBD_OFFERS_READ_ONLY))) {
         return 0;
     }
     return !(flags & NBD_DF && got->protocol == NBD_PROTOCOL_SIMPLE) &&
@@ -3091,12 +2977,11 @@ static int nbdi_memory_ok(const nbd_op *op)
         return !op->buffer && !op->data && !op->iov && !op->iov_count;
     }
     if (!op->iov) {
-        return !op->iov_count && (op->command == NBD_READ ? op->buffer && !op->data : op->data && !op->buffer);
+        return !op->iov_count &&
+               (op->command == NBD_READ ? op->buffer && !op->data : op->data && !op->buffer);
     }
     for (i = 0; i < op->iov_count; i++) {
-        if (op->iov[i].size > op->size - sum) {
-            return 0;
-        }
+        if (op->iov[i].size > op->size - sum) return 0;
         sum += op->iov[i].size;
     }
     return !op->buffer && !op->data && sum == op->size && (op->iov_count > 0 || op->size == 0);
@@ -3106,7 +2991,9 @@ static int nbdi_memory_ok(const nbd_op *op)
 // its proof counts in 32 bits, as does memory on a 32-bit machine.
 static uint64_t nbdi_largest(const nbd_client *c, uint32_t command)
 {
-    uint64_t header = c->got.protocol == NBD_PROTOCOL_EXTENDED && !nbdi_carries_data(command) ? UINT64_MAX : 0xffffffffu;
+    uint64_t header = c->got.protocol == NBD_PROTOCOL_EXTENDED && !nbdi_carries_data(command)
+                          ? UINT64_MAX
+                          : 0xffffffffu;
     int limited = nbdi_carries_data(command) && !(c->config_flags & NBD_UNCHECKED_PAYLOAD);
     return limited ? c->got.maximum_payload : header;
 }
@@ -3114,16 +3001,14 @@ static uint64_t nbdi_largest(const nbd_client *c, uint32_t command)
 static int nbdi_check_range(const nbd_client *c, const nbd_op *op)
 {
     const nbd_export *got = &c->got;
-    if (op->size == 0 && !(c->config_flags & NBD_UNCHECKED_ZERO_SIZE)) {
-        return NBD_ERR_ZERO_SIZE;
-    }
-    if (op->size > nbdi_largest(c, op->command)) {
-        return NBD_ERR_PAYLOAD;
-    }
-    if ((op->size > got->size || op->offset > got->size - op->size) && !(c->config_flags & NBD_UNCHECKED_BOUNDS)) {
+    if (op->size == 0 && !(c->config_flags & NBD_UNCHECKED_ZERO_SIZE)) return NBD_ERR_ZERO_SIZE;
+    if (op->size > nbdi_largest(c, op->command)) return NBD_ERR_PAYLOAD;
+    if ((op->size > got->size || op->offset > got->size - op->size) &&
+        !(c->config_flags & NBD_UNCHECKED_BOUNDS)) {
         return NBD_ERR_BOUNDS;
     }
-    if (((op->offset | op->size) & (got->minimum_block - 1)) && !(c->config_flags & NBD_UNCHECKED_BLOCK_SIZE)) {
+    if (((op->offset | op->size) & (got->minimum_block - 1)) &&
+        !(c->config_flags & NBD_UNCHECKED_BLOCK_SIZE)) {
         return NBD_ERR_BLOCK_SIZE;
     }
     return 0;
@@ -3132,22 +3017,15 @@ static int nbdi_check_range(const nbd_client *c, const nbd_op *op)
 static int nbdi_check(const nbd_client *c, const nbd_op *op)
 {
     uint32_t command = op->command;
-    if (!nbdi_transmitting(c) || c->closing) {
-        return NBD_ERR_STATE;
-    }
-    if (!nbdi_op_known(command, op->flags) || !nbdi_memory_ok(op)) {
-        return NBD_ERR_ARG;
-    }
+    if (!nbdi_transmitting(c) || c->closing) return NBD_ERR_STATE;
+    if (!nbdi_op_known(command, op->flags) || !nbdi_memory_ok(op)) return NBD_ERR_ARG;
     if (nbdi_writes(command) && (c->got.flags & NBD_OFFERS_READ_ONLY)) {
-        if (!(c->config_flags & NBD_UNCHECKED_READ_ONLY)) {
-            return NBD_ERR_READ_ONLY;
-        }
-    } else if (!nbd_allows(c, command, op->flags) && !(c->config_flags & NBD_UNCHECKED_UNSUPPORTED)) {
+        if (!(c->config_flags & NBD_UNCHECKED_READ_ONLY)) return NBD_ERR_READ_ONLY;
+    } else if (!nbd_allows(c, command, op->flags) &&
+               !(c->config_flags & NBD_UNCHECKED_UNSUPPORTED)) {
         return NBD_ERR_UNSUPPORTED;
     }
-    if (command == NBD_FLUSH) {
-        return op->offset || op->size ? NBD_ERR_ARG : 0;
-    }
+    if (command == NBD_FLUSH) return op->offset || op->size ? NBD_ERR_ARG : 0;
     return nbdi_check_range(c, op);
 }
 
@@ -3195,12 +3073,8 @@ int nbd_issue(nbd_client *client, const nbd_op *op, uint64_t *id)
     uint16_t index = c->free;
     nbd_slot *s;
     int error = nbdi_check(c, op);
-    if (error) {
-        return error;
-    }
-    if (index == NBDI_NONE) {
-        return NBD_ERR_FULL;
-    }
+    if (error) return error;
+    if (index == NBDI_NONE) return NBD_ERR_FULL;
     s = &c->slots[index];
     c->free = s->next;
     nbdi_fill(s, op);
@@ -3222,9 +3096,7 @@ unsigned nbd_outgoing(nbd_client *client, nbd_iovec *iov, unsigned count, unsign
     nbdi_offer offer = {NULL, 0, 0, 0};
     int more;
     *flags = 0;
-    if (!nbdi_pending(c)) {
-        return 0;
-    }
+    if (!nbdi_pending(c)) return 0;
     offer.iov = iov;
     offer.room = count;
     if (c->head_sent == c->head_fill) {
@@ -3239,21 +3111,15 @@ unsigned nbd_outgoing(nbd_client *client, nbd_iovec *iov, unsigned count, unsign
 // What a hook says about waiting, as NBD_WANT_ bits; 0 for a failure.
 static uint8_t nbdi_blocked(ptrdiff_t result)
 {
-    if (result == NBD_IO_READ) {
-        return NBD_WANT_READ;
-    }
+    if (result == NBD_IO_READ) return NBD_WANT_READ;
     return result == NBD_IO_WRITE ? NBD_WANT_WRITE : 0;
 }
 
 int nbd_sent(nbd_client *client, ptrdiff_t result)
 {
     nbd_client *c = client;
-    if (!c->out_offered) {
-        return NBD_ERR_STATE;
-    }
-    if (result > 0 && (uint64_t)result > c->out_offered) {
-        return NBD_ERR_ARG;
-    }
+    if (!c->out_offered) return NBD_ERR_STATE;
+    if (result > 0 && (uint64_t)result > c->out_offered) return NBD_ERR_ARG;
     c->counters.sends++;
     c->out_offered = 0;
     c->out_blocked = result == 0 ? NBD_WANT_WRITE : nbdi_blocked(result);
@@ -3280,9 +3146,7 @@ unsigned nbd_incoming(nbd_client *client, nbd_iovec *iov, unsigned count)
     offer.iov = iov;
     offer.room = count;
     if (!c->in_offered) {
-        if (!nbdi_takes_input(c)) {
-            return 0;
-        }
+        if (!nbdi_takes_input(c)) return 0;
         nbdi_make_room(c);
         c->direct = nbdi_direct(c);
     }
@@ -3300,12 +3164,8 @@ unsigned nbd_incoming(nbd_client *client, nbd_iovec *iov, unsigned count)
 int nbd_received(nbd_client *client, ptrdiff_t result)
 {
     nbd_client *c = client;
-    if (!c->in_offered) {
-        return NBD_ERR_STATE;
-    }
-    if (result > 0 && (uint64_t)result > c->in_offered) {
-        return NBD_ERR_ARG;
-    }
+    if (!c->in_offered) return NBD_ERR_STATE;
+    if (result > 0 && (uint64_t)result > c->in_offered) return NBD_ERR_ARG;
     c->counters.receives++;
     c->in_blocked = nbdi_blocked(result);
     if (result > 0) {
@@ -3338,9 +3198,7 @@ static nbd_iovec nbdi_join(nbd_client *c, const nbd_iovec *iov, unsigned count, 
 {
     nbd_iovec v = iov[0];
     unsigned i;
-    if (count == 1 || v.size >= NBD_STAGE) {
-        return v;
-    }
+    if (count == 1 || v.size >= NBD_STAGE) return v;
     v.base = stage;
     v.size = 0;
     for (i = 0; i < count && v.size < NBD_STAGE; i++) {
@@ -3354,7 +3212,8 @@ static nbd_iovec nbdi_join(nbd_client *c, const nbd_iovec *iov, unsigned count, 
 
 // `budget` is what this poll may still send.  The flag is given only if another send
 // of this poll is sure to follow.
-static ptrdiff_t nbdi_send(nbd_client *c, const nbd_iovec *iov, unsigned count, unsigned flags, uint64_t budget)
+static ptrdiff_t nbdi_send(nbd_client *c, const nbd_iovec *iov, unsigned count, unsigned flags,
+                           uint64_t budget)
 {
     const nbd_transport *t = c->transport;
     uint8_t stage[NBD_STAGE];
@@ -3376,9 +3235,7 @@ static void nbdi_poll_out(nbd_client *c, nbd_iovec *iov)
     unsigned count, flags;
     while ((count = nbd_outgoing(c, iov, NBD_IOVECS, &flags)) > 0) {
         ptrdiff_t result = nbdi_send(c, iov, count, flags, budget);
-        if (nbd_sent(c, result) || result <= 0 || (uint64_t)result >= budget) {
-            return;
-        }
+        if (nbd_sent(c, result) || result <= 0 || (uint64_t)result >= budget) return;
         budget -= (uint64_t)result;
     }
 }
@@ -3391,16 +3248,12 @@ static void nbdi_poll_in(nbd_client *c, nbd_iovec *iov)
     while ((count = nbd_incoming(c, iov, NBD_IOVECS)) > 0) {
         uint64_t asked = t->flags & NBD_ONE_PIECE ? iov[0].size : nbdi_bytes(iov, count);
         ptrdiff_t result = t->recv(t->context, iov, count);
-        if (nbd_received(c, result) || result <= 0) {
-            return;
-        }
+        if (nbd_received(c, result) || result <= 0) return;
         if ((uint64_t)result < asked && (t->flags & NBD_SHORT_IS_DRY)) {
             c->in_blocked = NBD_WANT_READ;
             return;
         }
-        if ((uint64_t)result >= budget) {
-            return;
-        }
+        if ((uint64_t)result >= budget) return;
         budget -= (uint64_t)result;
     }
 }
@@ -3409,9 +3262,7 @@ int nbd_poll(nbd_client *client, unsigned ready)
 {
     nbd_client *c = client;
     nbd_iovec iov[NBD_IOVECS];
-    if (!c->transport || c->state == NBDI_IDLE) {
-        return NBD_ERR_STATE;
-    }
+    if (!c->transport || c->state == NBDI_IDLE) return NBD_ERR_STATE;
     if (!c->out_blocked || (ready & c->out_blocked)) {
         nbdi_poll_out(c, iov);
     }
@@ -3453,9 +3304,7 @@ unsigned nbd_wants(const nbd_client *client)
 
 int nbd_disconnect(nbd_client *client)
 {
-    if (!nbdi_alive(client)) {
-        return NBD_ERR_STATE;
-    }
+    if (!nbdi_alive(client)) return NBD_ERR_STATE;
     client->closing = 1;
     client->fresh = 1;
     if (client->state == NBDI_TLS) {
@@ -3467,9 +3316,7 @@ int nbd_disconnect(nbd_client *client)
 
 int nbd_abandon(nbd_client *client)
 {
-    if (!nbdi_alive(client)) {
-        return NBD_ERR_STATE;
-    }
+    if (!nbdi_alive(client)) return NBD_ERR_STATE;
     nbdi_fail(client, NBD_ERR_ABANDONED, "");
     return 0;
 }
@@ -3494,19 +3341,14 @@ int nbd_phase(const nbd_client *client)
     const nbd_client *c = client;
     switch ((enum nbdi_state)c->state) {
     case NBDI_IDLE:
-    case NBDI_ENDED:
-        return NBD_PHASE_IDLE;
+    case NBDI_ENDED: return NBD_PHASE_IDLE;
     case NBDI_MAGIC:
     case NBDI_OLD:
-    case NBDI_FLAGS:
-        return NBD_PHASE_GREETING;
-    case NBDI_TLS:
-        return NBD_PHASE_STARTTLS;
+    case NBDI_FLAGS: return NBD_PHASE_GREETING;
+    case NBDI_TLS: return NBD_PHASE_STARTTLS;
     case NBDI_CLOSING:
-    case NBDI_DEAD:
-        return NBD_PHASE_CLOSING;
-    default:
-        return c->transmission ? NBD_PHASE_TRANSMISSION : NBD_PHASE_OPTIONS;
+    case NBDI_DEAD: return NBD_PHASE_CLOSING;
+    default: return c->transmission ? NBD_PHASE_TRANSMISSION : NBD_PHASE_OPTIONS;
     }
 }
 
@@ -3523,18 +3365,15 @@ int nbd_negotiate(nbd_client *client, const nbd_option *option)
         (number == NBD_OPTION_STARTTLS && c->got.tls)) {
         return NBD_ERR_STATE;
     }
-    if (!nbdi_option_ok(option)) {
-        return NBD_ERR_ARG;
-    }
+    if (!nbdi_option_ok(option)) return NBD_ERR_ARG;
     if ((c->config_flags & NBD_TLS_REQUIRE) && !c->got.tls && number != NBD_OPTION_STARTTLS) {
         return NBD_ERR_TLS;
     }
-    if (number == NBD_OPTION_EXPORT_NAME ? c->got.protocol == NBD_PROTOCOL_EXTENDED : !nbdi_fixed(c)) {
+    if (number == NBD_OPTION_EXPORT_NAME ? c->got.protocol == NBD_PROTOCOL_EXTENDED
+                                         : !nbdi_fixed(c)) {
         return NBD_ERR_UNSUPPORTED;
     }
-    if (nbdi_option_length(option) == 0xffffffffu) {
-        return NBD_ERR_NAME;
-    }
+    if (nbdi_option_length(option) == 0xffffffffu) return NBD_ERR_NAME;
     nbdi_start(c, option);
     return 0;
 }
@@ -3543,9 +3382,7 @@ int nbd_starttls(nbd_client *client, const nbd_transport *transport)
 {
     nbd_client *c = client;
     nbd_event unused;
-    if (c->state != NBDI_TLS || c->in_offered || c->out_offered) {
-        return NBD_ERR_STATE;
-    }
+    if (c->state != NBDI_TLS || c->in_offered || c->out_offered) return NBD_ERR_STATE;
     if (c->in_start != c->in_end) {
         nbdi_fail(c, NBD_ERR_INJECTED, NBDI_SAY("bytes behind the acknowledgement of STARTTLS"));
         return 0;
@@ -5025,8 +4862,7 @@ int nbd_sync_read(nbd_sync *sync, void *buffer, size_t size, uint64_t offset)
     return nbdi_sync_command(sync, &op);
 }
 
-int nbd_sync_write(nbd_sync *sync, const void *data, size_t size, uint64_t offset,
-                           uint32_t flags)
+int nbd_sync_write(nbd_sync *sync, const void *data, size_t size, uint64_t offset, uint32_t flags)
 {
     nbd_op op = NBD_ZERO;
     op.command = NBD_WRITE;
@@ -5066,7 +4902,8 @@ static int nbdi_sync_end(nbd_sync *sync)
     return error ? error : nbdi_sync_await(&call, NBD_EVENT_CLOSED, 0);
 }
 
-// Requests of nbd_issue keep the session open; without a session there is nothing to end.
+// Requests of nbd_issue keep the session open; without a session there is nothing
+// to end.
 int nbd_sync_close(nbd_sync *sync)
 {
     int error = sync->transport != NULL ? nbdi_sync_end(sync) : NBD_OK;

@@ -12,7 +12,8 @@ int main(int argc, char **argv)
     nbd_config config = NBD_ZERO;
     nbd_sync sync = NBD_ZERO;
     nbd_uri uri;
-    int error = nbd_uri_parse(&uri, argc > 1 ? argv[1] : "nbd://localhost", text, sizeof text);
+    const char *where = argc > 1 ? argv[1] : "nbd://localhost";
+    int error = nbd_uri_parse(&uri, where, text, sizeof text);
 
     config.slots = slots;
     config.slot_count = 1;
