@@ -1534,7 +1534,7 @@ static int nbdi_at_boundary(const nbd_client *c)
     return c->in_start == c->in_end &&
            (c->state == NBDI_MAGIC || c->state == NBDI_HAGGLE || c->state == NBDI_OPTION ||
             c->state == NBDI_NAME || c->state == NBDI_SETTLE || c->state == NBDI_TLS ||
-            c->state == NBDI_REPLY);
+            c->state == NBDI_REPLY || c->state == NBDI_CLOSING);
 }
 
 static const char *nbdi_closed_where(const nbd_client *c)
