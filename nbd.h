@@ -287,7 +287,8 @@ enum nbd_command {
     NBD_TRIM,         // NBD_CMD_TRIM
     NBD_CACHE,        // NBD_CMD_CACHE
     NBD_WRITE_ZEROES, // NBD_CMD_WRITE_ZEROES
-    NBD_BLOCK_STATUS  // NBD_CMD_BLOCK_STATUS
+    NBD_BLOCK_STATUS, // NBD_CMD_BLOCK_STATUS
+    NBD_RAW           // any type and flags, unchecked, for testing servers
 };
 
 // Flags, for nbd_op.flags ("Command flags"); the last two are this library's.
@@ -319,6 +320,14 @@ typedef struct nbd_op {
                           // WRITE does not change what they point to.
     uint32_t iov_count;   // pieces
     void *user;           // comes back in every event of this request
+    // BLOCK_STATUS: NULL asks for all metadata contexts; else indices of those asked
+    // for, each once.  nbd_issue then writes what is sent to `buffer`, which has
+    // 8 + 4 * context_count bytes.  Needs NBD_OFFERS_STATUS_PAYLOAD.
+    const uint32_t *contexts;
+    uint32_t context_count;
+    uint32_t raw_type; // RAW: type; `flags` then goes out as it is, and `data`, if
+                       // not NULL, as payload of `size` bytes.  Only replies without
+                       // content are understood.
 } nbd_op;
 
 enum nbd_event_type {
@@ -446,7 +455,8 @@ typedef struct nbd_slot {
 
 // A metadata context that the server agreed to; memory for nbd_config.contexts.
 typedef struct nbd_context {
-    uint32_t id; // the server's number
+    uint32_t id;     // Private: the server's number
+    uint32_t narrow; // 1 if its status flags have 32 bits at most
 } nbd_context;
 
 // nbd_config.flags
@@ -1570,8 +1580,8 @@ static int nbdi_starved(nbd_client *c)
 /// Sending: requests ///
 
 typedef struct nbdi_rule {
-    uint8_t wire;    // type on the wire
-    uint8_t flags;   // what nbd_op.flags may hold
+    uint16_t wire;   // type on the wire
+    uint16_t flags;  // what nbd_op.flags may hold
     uint16_t offers; // transmission flag that must be set
 } nbdi_rule;
 
@@ -1585,6 +1595,7 @@ static const nbdi_rule nbdi_rules[] = {
     {5, 0, NBD_OFFERS_CACHE},
     {6, NBD_FUA | NBD_NO_HOLE | NBD_FAST_ZERO, NBD_OFFERS_WRITE_ZEROES},
     {7, NBD_REQ_ONE, 0},
+    {0, 0xffffu, 0}, // NBD_RAW keeps type and flags in the memory of the ranges
 };
 
 static int nbdi_writes(uint32_t command)
@@ -1599,13 +1610,14 @@ static int nbdi_carries_data(uint32_t command)
 
 static int nbdi_op_known(uint32_t command, uint32_t flags)
 {
-    return command >= NBD_READ && command <= NBD_BLOCK_STATUS &&
+    return command >= NBD_READ && command <= NBD_RAW &&
            !(flags & ~(uint32_t)nbdi_rules[command].flags);
 }
 
 static uint64_t nbdi_payload(const nbd_slot *s)
 {
-    return s->command == NBD_WRITE ? s->size : 0;
+    if (s->command == NBD_READ) return 0;
+    return s->command == NBD_WRITE ? s->size : s->data.one.size;
 }
 
 static uint32_t nbdi_header_size(const nbd_client *c)
@@ -1634,10 +1646,16 @@ static void nbdi_encode(nbd_client *c, uint32_t flags, uint32_t type, uint64_t c
 static void nbdi_encode_request(nbd_client *c, const nbd_slot *s)
 {
     uint32_t flags = s->flags & NBDI_WIRE_FLAGS;
-    if (c->got.protocol == NBD_PROTOCOL_EXTENDED && s->command == NBD_WRITE) {
-        flags |= NBDI_WIRE_PAYLOAD_LEN;
+    uint64_t size = s->size;
+    if (s->command == NBD_RAW) {
+        nbdi_encode(c, s->range[0][1], s->range[0][0], s->id, s->offset, size);
+        return;
     }
-    nbdi_encode(c, flags, nbdi_rules[s->command].wire, s->id, s->offset, s->size);
+    if (c->got.protocol == NBD_PROTOCOL_EXTENDED && nbdi_payload(s)) {
+        flags |= NBDI_WIRE_PAYLOAD_LEN;
+        size = nbdi_payload(s);
+    }
+    nbdi_encode(c, flags, nbdi_rules[s->command].wire, s->id, s->offset, size);
 }
 
 // Writes as many headers as the header area holds.
@@ -2095,6 +2113,15 @@ static int nbdi_skip(nbd_client *c, uint32_t bytes, uint32_t after)
     return NBDI_AGAIN;
 }
 
+// Chapter "NBD_REPLY_TYPE_BLOCK_STATUS_EXT": contexts of the namespace "base" have
+// 32 bits.
+static void nbdi_note_context(nbd_client *c, const uint8_t *name, uint32_t size)
+{
+    if (c->option.option == NBD_OPTION_SET_META_CONTEXT) {
+        c->contexts[c->found].narrow = size >= 5 && memcmp(name, "base:", 5) == 0;
+    }
+}
+
 static int nbdi_step_text(nbd_client *c, nbd_event *event)
 {
     uint32_t size = (uint32_t)nbdi_min(c->text_length, c->buffer_size - c->head_size);
@@ -2117,6 +2144,7 @@ static int nbdi_step_text(nbd_client *c, nbd_event *event)
         event->error = nbdi_option_error(c->reply_error);
     }
     if (c->text_kind == NBD_TEXT_CONTEXT) {
+        nbdi_note_context(c, p, size);
         event->context = c->found++;
     }
     return NBDI_EVENT;
@@ -2774,6 +2802,9 @@ static int nbdi_step_extent(nbd_client *c, nbd_event *event)
     event->size = each == 16 ? nbdi_get64(p) : nbdi_get32(p);
     event->flags = each == 16 ? nbdi_get64(p + 8) : nbdi_get32(p + 4);
     c->left -= each;
+    if (c->contexts[c->found].narrow && event->flags > 0xffffffffu) {
+        return nbdi_broken(c, NBDI_SAY("status flags above 32 bits in the namespace base"));
+    }
     if (!nbdi_extent_ok(c, s, event->size, c->left == 0)) {
         return nbdi_broken(c, NBDI_SAY("extent empty, too long, or behind the end of the request"));
     }
@@ -2957,6 +2988,7 @@ int nbd_allows(const nbd_client *client, uint32_t command, uint32_t flags)
     const nbd_export *got = &client->got;
     uint32_t need;
     if (!nbdi_transmitting(client) || client->closing || !nbdi_op_known(command, flags)) return 0;
+    if (command == NBD_RAW) return 1;
     need = nbdi_rules[command].offers;
     need |= flags & NBD_FUA ? NBD_OFFERS_FUA : 0;
     need |= flags & NBD_DF ? NBD_OFFERS_DF : 0;
@@ -2969,22 +3001,42 @@ int nbd_allows(const nbd_client *client, uint32_t command, uint32_t flags)
            !(command == NBD_BLOCK_STATUS && got->context_count == 0);
 }
 
-static int nbdi_memory_ok(const nbd_op *op)
+static int nbdi_pieces_ok(const nbd_op *op)
 {
     uint64_t sum = 0;
     uint32_t i;
-    if (!nbdi_carries_data(op->command)) {
-        return !op->buffer && !op->data && !op->iov && !op->iov_count;
-    }
-    if (!op->iov) {
-        return !op->iov_count &&
-               (op->command == NBD_READ ? op->buffer && !op->data : op->data && !op->buffer);
-    }
     for (i = 0; i < op->iov_count; i++) {
         if (op->iov[i].size > op->size - sum) return 0;
         sum += op->iov[i].size;
     }
     return !op->buffer && !op->data && sum == op->size && (op->iov_count > 0 || op->size == 0);
+}
+
+// Each index once, and room for what is sent.
+static int nbdi_contexts_ok(const nbd_client *c, const nbd_op *op)
+{
+    uint32_t i, j;
+    for (i = 0; i < op->context_count; i++) {
+        if (op->contexts[i] >= c->got.context_count) return 0;
+        for (j = 0; j < i; j++) {
+            if (op->contexts[i] == op->contexts[j]) return 0;
+        }
+    }
+    return op->buffer && op->context_count > 0;
+}
+
+static int nbdi_memory_ok(const nbd_client *c, const nbd_op *op)
+{
+    if (nbdi_carries_data(op->command) && op->iov) return nbdi_pieces_ok(op);
+    if (op->iov || op->iov_count) return 0;
+    switch (op->command) {
+    case NBD_READ: return op->buffer && !op->data;
+    case NBD_WRITE: return op->data && !op->buffer;
+    case NBD_RAW: return op->raw_type <= 0xffffu && !op->buffer;
+    case NBD_BLOCK_STATUS:
+        return !op->data && (op->contexts ? nbdi_contexts_ok(c, op) : !op->buffer);
+    default: return !op->buffer && !op->data;
+    }
 }
 
 // The largest size that may be asked for.  32 bits bound a read in every mode, since
@@ -3018,29 +3070,57 @@ static int nbdi_check(const nbd_client *c, const nbd_op *op)
 {
     uint32_t command = op->command;
     if (!nbdi_transmitting(c) || c->closing) return NBD_ERR_STATE;
-    if (!nbdi_op_known(command, op->flags) || !nbdi_memory_ok(op)) return NBD_ERR_ARG;
+    if (!nbdi_op_known(command, op->flags) || !nbdi_memory_ok(c, op)) return NBD_ERR_ARG;
+    if (command == NBD_RAW) return 0;
     if (nbdi_writes(command) && (c->got.flags & NBD_OFFERS_READ_ONLY)) {
         if (!(c->config_flags & NBD_UNCHECKED_READ_ONLY)) return NBD_ERR_READ_ONLY;
     } else if (!nbd_allows(c, command, op->flags) &&
                !(c->config_flags & NBD_UNCHECKED_UNSUPPORTED)) {
         return NBD_ERR_UNSUPPORTED;
     }
+    if (op->contexts && !(c->got.flags & NBD_OFFERS_STATUS_PAYLOAD)) return NBD_ERR_UNSUPPORTED;
     if (command == NBD_FLUSH) return op->offset || op->size ? NBD_ERR_ARG : 0;
     return nbdi_check_range(c, op);
 }
 
-static void nbdi_fill(nbd_slot *s, const nbd_op *op)
+// The payload form of block status.  A context that is not asked for counts as
+// reported, so it is one too many if it comes.
+static void nbdi_fill_status(const nbd_client *c, nbd_slot *s, const nbd_op *op)
+{
+    uint8_t *p = (uint8_t *)op->buffer;
+    uint32_t i;
+    memset(s->range, 0, sizeof s->range);
+    if (!op->contexts) return;
+    for (i = 0; i < c->got.context_count; i++) {
+        *nbdi_context_word(s, i) |= (uint32_t)1 << i % 32;
+    }
+    nbdi_put64(p, op->size);
+    for (i = 0; i < op->context_count; i++) {
+        uint32_t context = op->contexts[i];
+        *nbdi_context_word(s, context) &= ~((uint32_t)1 << context % 32);
+        nbdi_put32(p + 8 + 4 * (size_t)i, c->contexts[context].id);
+    }
+    s->data.one.base = p;
+    s->data.one.size = 8 + 4 * (size_t)op->context_count;
+}
+
+static void nbdi_fill_data(nbd_slot *s, const nbd_op *op)
+{
+    int sends = op->command == NBD_WRITE || op->command == NBD_RAW;
+    s->iov_count = op->iov ? op->iov_count : 0;
+    if (s->iov_count) {
+        s->data.many = op->iov;
+        return;
+    }
+    s->data.one.base = sends ? nbdi_unconst(op->data) : op->buffer;
+    s->data.one.size = s->data.one.base ? (size_t)op->size : 0;
+}
+
+static void nbdi_fill(const nbd_client *c, nbd_slot *s, const nbd_op *op)
 {
     s->offset = op->offset;
     s->size = op->size;
     s->error_offset = op->offset;
-    if (op->iov) {
-        s->data.many = op->iov;
-    } else {
-        s->data.one.base = op->command == NBD_WRITE ? nbdi_unconst(op->data) : op->buffer;
-        s->data.one.size = (size_t)op->size;
-    }
-    s->iov_count = op->iov ? op->iov_count : 0;
     s->user = op->user;
     s->command = (uint8_t)op->command;
     s->flags = (uint8_t)op->flags;
@@ -3048,8 +3128,12 @@ static void nbdi_fill(nbd_slot *s, const nbd_op *op)
     s->error = 0;
     s->state = 0;
     s->range_count = 0;
+    nbdi_fill_data(s, op);
     if (op->command == NBD_BLOCK_STATUS) {
-        memset(s->range, 0, sizeof s->range);
+        nbdi_fill_status(c, s, op);
+    } else if (op->command == NBD_RAW) {
+        s->range[0][0] = op->raw_type;
+        s->range[0][1] = op->flags;
     }
 }
 
@@ -3077,7 +3161,7 @@ int nbd_issue(nbd_client *client, const nbd_op *op, uint64_t *id)
     if (index == NBDI_NONE) return NBD_ERR_FULL;
     s = &c->slots[index];
     c->free = s->next;
-    nbdi_fill(s, op);
+    nbdi_fill(c, s, op);
     s->id = ++c->serial << 16 | index;
     nbdi_enqueue(c, index);
     c->counters.in_flight++;

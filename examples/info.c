@@ -31,8 +31,7 @@ typedef struct inquiry {
     nbd_client client;
     nbd_slot slots[1];
     unsigned char buffer[NBD_BUFFER_NAMES];
-    nbd_socket_io io;
-    int open;       // io.socket is ours to close
+    nbd_sync sync;  // dials and closes
     int ready;      // the session has left the options behind
     int structured; // structured replies are agreed on
 
@@ -42,8 +41,8 @@ typedef struct inquiry {
     int shown;        // exports printed so far
     char name[NAME_MAX_BYTES + 1];
     char description[NAME_MAX_BYTES + 1];
-    char message[NAME_MAX_BYTES + 1]; // why the server refused
-    const char *why;                  // what there is to say besides nbd_strerror
+    char message[1024]; // why the server refused, made printable
+    const char *why;    // what there is to say besides nbd_strerror
 } inquiry;
 
 /// Text of the server, made harmless ///
@@ -56,7 +55,6 @@ static unsigned decode(const char *text, uint32_t *code)
     uint32_t first = (unsigned char)text[0];
     unsigned length = first < 0x80 ? 1 : first < 0xc0 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
     unsigned i;
-
     if (first >= 0xf8) length = 0;
     *code = length < 2 ? first : first & (0x7fu >> length);
     for (i = 1; i < length; i++) {
@@ -83,7 +81,6 @@ static void put_text(FILE *file, const char *text, int quoted)
 {
     unsigned length;
     uint32_t code;
-
     if (quoted) fputc('"', file);
     for (; *text; text += length) {
         length = decode(text, &code);
@@ -104,15 +101,16 @@ static void put_escaped(const char *text, const char *plain)
 {
     for (; *text; text++) {
         unsigned byte = (unsigned char)*text;
-        if (isalnum((int)byte) || strchr("-_.~", *text) || strchr(plain, *text)) putchar(*text);
-        else printf("%%%02X", byte);
+        if (isalnum((int)byte) || strchr("-_.~", *text) || strchr(plain, *text))
+            putchar(*text);
+        else
+            printf("%%%02X", byte);
     }
 }
 
 static int keep(strings *kept, const char *text)
 {
     size_t size = strlen(text) + 1;
-
     if (size > sizeof kept->bytes - kept->used) return NBD_ERR_ABANDONED;
     memcpy(kept->bytes + kept->used, text, size);
     kept->used += size;
@@ -124,7 +122,6 @@ static int keep(strings *kept, const char *text)
 static void copy_text(char *to, const nbd_event *event)
 {
     size_t size = event->text_size < NAME_MAX_BYTES ? event->text_size : NAME_MAX_BYTES;
-
     memcpy(to, event->text, size);
     to[size] = 0;
 }
@@ -133,58 +130,32 @@ static void copy_text(char *to, const nbd_event *event)
 static int note_listed(inquiry *q, const nbd_event *event)
 {
     char text[NAME_MAX_BYTES + 1];
-    int error = 0;
-
+    int error;
     copy_text(text, event);
-    if (event->text_kind == NBD_TEXT_CONTEXT) {
-        error = keep(&q->contexts, text);
-    } else if (event->text_kind == NBD_TEXT_EXPORT) {
-        error = keep(&q->exports, text);
-        if (!error) error = keep(&q->exports, "");
-    } else {
-        q->exports.used--; // the "" that stands for the description so far
-        error = keep(&q->exports, text);
-    }
+    if (event->text_kind == NBD_TEXT_DESCRIPTION) q->exports.used--; // the "" in its place
+    error = keep(event->text_kind == NBD_TEXT_CONTEXT ? &q->contexts : &q->exports, text);
+    if (!error && event->text_kind == NBD_TEXT_EXPORT) error = keep(&q->exports, "");
     if (error) q->why = "the server lists more than this program keeps";
     return error;
 }
 
 static int note(inquiry *q, const nbd_event *event)
 {
-    char *to = event->text_kind == NBD_TEXT_NAME ? q->name : q->description;
-
-    if (event->text_kind == NBD_TEXT_MESSAGE) to = q->message;
-    else if (event->text_kind == NBD_TEXT_CONTEXT) return note_listed(q, event);
-    else if (event->option == NBD_OPTION_LIST) return note_listed(q, event);
-    copy_text(to, event);
+    if (event->text_kind == NBD_TEXT_MESSAGE)
+        nbd_escape(q->message, sizeof q->message, event->text, event->text_size);
+    else if (event->text_kind == NBD_TEXT_CONTEXT || event->option == NBD_OPTION_LIST)
+        return note_listed(q, event);
+    else
+        copy_text(event->text_kind == NBD_TEXT_NAME ? q->name : q->description, event);
     return 0;
 }
 
 // Waits until the socket is ready.  A signal ends the wait early, which costs a try.
 static void wait_for(nbd_socket socket, unsigned wants)
 {
-    struct pollfd wait = NBD_ZERO;
-
-    wait.fd = socket;
-    if (wants & NBD_WANT_READ) wait.events |= POLLIN;
-    if (wants & NBD_WANT_WRITE) wait.events |= POLLOUT;
-    (void)poll(&wait, 1, -1);
-}
-
-static int dial(inquiry *q)
-{
-    nbd_dial dial;
-    int step = nbd_dial_start(&dial, &q->uri.address);
-
-    while (!step) {
-        wait_for(dial.socket, NBD_WANT_WRITE);
-        step = nbd_dial_step(&dial);
-    }
-    if (step == NBD_ERR_CONNECT) q->why = strerror(dial.os_error);
-    if (step < 0) return step;
-    step = nbd_socket_init(&q->io, dial.socket);
-    if (step) nbd_socket_close(dial.socket);
-    return step;
+    int events = (wants & NBD_WANT_READ ? POLLIN : 0) | (wants & NBD_WANT_WRITE ? POLLOUT : 0);
+    struct pollfd one = {socket, (short)events, 0};
+    if (!(wants & NBD_WANT_NOW)) (void)poll(&one, 1, -1);
 }
 
 // Moves bytes until something is over: the greeting, an option, the session.
@@ -192,40 +163,31 @@ static int run(inquiry *q)
 {
     nbd_event event;
     int error = 0;
-
     for (;;) {
-        unsigned wants, ready;
-
+        unsigned wants;
         while (!error && nbd_next(&q->client, &event)) {
-            if (event.type == NBD_EVENT_OPTION) return event.error;
-            if (event.type == NBD_EVENT_TEXT) error = note(q, &event);
-            if (event.type == NBD_EVENT_READY) {
-                q->ready = 1;
-                return 0;
-            }
-            if (event.type == NBD_EVENT_CLOSED) {
+            switch (event.type) {
+            case NBD_EVENT_TEXT: error = note(q, &event); break;
+            case NBD_EVENT_OPTION: return event.error;
+            case NBD_EVENT_READY: q->ready = 1; return 0;
+            case NBD_EVENT_CLOSED:
                 q->why = event.detail;
                 return event.error ? event.error : NBD_ERR_CLOSED;
             }
         }
         if (error) return error;
         wants = nbd_wants(&q->client);
-        ready = wants & (NBD_WANT_READ | NBD_WANT_WRITE);
         if (!wants) return NBD_ERR_STATE;
-        if (!(wants & NBD_WANT_NOW)) wait_for(q->io.socket, ready);
-        error = nbd_poll(&q->client, ready);
+        wait_for(q->sync.io.socket, wants);
+        error = nbd_poll(&q->client, wants & (NBD_WANT_READ | NBD_WANT_WRITE));
     }
 }
 
 static int ask(inquiry *q, uint32_t number, const char *name)
 {
-    nbd_option option = NBD_ZERO;
-    int error;
-
-    option.option = number;
-    option.name = name;
+    nbd_option option = {.option = number, .name = name};
+    int error = nbd_negotiate(&q->client, &option);
     q->message[0] = 0;
-    error = nbd_negotiate(&q->client, &option);
     return error ? error : run(q);
 }
 
@@ -244,20 +206,17 @@ static int open_session(inquiry *q)
 {
     nbd_config config = NBD_ZERO;
     int error;
-
     config.flags = NBD_NEGOTIATE;
     config.slots = q->slots;
     config.slot_count = 1;
     config.buffer = q->buffer;
     config.buffer_size = sizeof q->buffer;
-    q->ready = 0;
-    q->structured = 0;
+    q->ready = q->structured = 0;
     q->message[0] = 0;
     error = nbd_init(&q->client, &config);
-    if (!error) error = dial(q);
-    if (error) return error;
-    q->open = 1;
-    error = nbd_connect(&q->client, &q->io.transport);
+    if (!error) error = nbd_sync_dial(&q->sync, &q->uri.address);
+    if (error == NBD_ERR_CONNECT) q->why = strerror(q->sync.os_error);
+    if (!error) error = nbd_connect(&q->client, &q->sync.io.transport);
     if (!error) error = run(q);
     if (error || q->ready) return error;
     error = ask(q, NBD_OPTION_STRUCTURED_REPLY, NULL);
@@ -268,16 +227,13 @@ static int open_session(inquiry *q)
 // Says goodbye, but does not wait for an answer: some servers give none.
 static void close_session(inquiry *q)
 {
-    if (!q->open) return;
     if (!nbd_disconnect(&q->client)) (void)nbd_poll(&q->client, NBD_WANT_WRITE);
-    nbd_socket_close(q->io.socket);
-    q->open = 0;
+    (void)nbd_sync_close(&q->sync); // only closes what was dialled
 }
 
 static int ask_contexts(inquiry *q, const char *name)
 {
     int error;
-
     q->contexts.used = 0;
     q->has_contexts = 0;
     if (!q->structured) return 0;
@@ -288,10 +244,7 @@ static int ask_contexts(inquiry *q, const char *name)
 
 static int enter_export(inquiry *q, const char *name)
 {
-    int error;
-
-    if (q->ready) return 0;
-    error = ask(q, NBD_OPTION_GO, name);
+    int error = q->ready ? 0 : ask(q, NBD_OPTION_GO, name);
     return is_unsupported(error) ? ask(q, NBD_OPTION_EXPORT_NAME, name) : error;
 }
 
@@ -301,16 +254,14 @@ static int enter_export(inquiry *q, const char *name)
 static int ask_listed(inquiry *q, const char *name)
 {
     int error = 0;
-
     if (q->ready) {
         close_session(q);
         error = open_session(q);
     }
     if (!error) error = ask_contexts(q, name);
     if (!error) error = ask(q, NBD_OPTION_INFO, name);
-    if (is_unsupported(error) || (!error && nbd_negotiated(&q->client)->size == 0)) {
+    if (is_unsupported(error) || (!error && nbd_negotiated(&q->client)->size == 0))
         error = enter_export(q, name);
-    }
     return error;
 }
 
@@ -320,7 +271,6 @@ static void show_uri(const inquiry *q, const char *name)
 {
     const nbd_address *at = &q->uri.address;
     int is_tcp = at->kind == NBD_ADDRESS_TCP, is_vsock = at->kind == NBD_ADDRESS_VSOCK;
-
     printf("nbd%s://", is_tcp ? "" : is_vsock ? "+vsock" : "+unix");
     if (q->uri.user) {
         put_escaped(q->uri.user, "");
@@ -345,15 +295,9 @@ static void show_key(const inquiry *q, const char *key)
     printf(q->json ? "\t\"%s\": " : "\t%s: ", key);
 }
 
-static void end_value(const inquiry *q)
-{
-    puts(q->json ? "," : "");
-}
-
 static void show_contexts(const inquiry *q)
 {
     const char *at = q->contexts.bytes, *end = at + q->contexts.used;
-
     if (!q->has_contexts) return;
     puts(q->json ? "\t\"contexts\": [" : "\tcontexts:");
     while (at < end) {
@@ -369,17 +313,19 @@ static void show_contexts(const inquiry *q)
 // 1048576 is "1M", but 1048577 stays as it is: nothing is rounded.
 static void show_size(const inquiry *q, uint64_t size)
 {
-    static const char *const units[] = {"", "K", "M", "G", "T", "P", "E"};
     uint64_t count = size;
-    unsigned unit = 0;
+    const char *unit = "\0KMGTPE";
     char human[32];
-
-    for (; count && count % 1024 == 0; unit++) count /= 1024;
-    snprintf(human, sizeof human, "%" PRIu64 "%s", count, units[unit]);
+    for (; count && count % 1024 == 0; unit++)
+        count /= 1024;
+    snprintf(human, sizeof human, "%" PRIu64 "%.1s", count, unit);
     show_key(q, "export-size");
-    if (q->json) printf("%" PRIu64 ",\n\t\"export-size-str\": \"%s\"\n", size, human);
-    else if (unit) printf("%" PRIu64 " (%s)\n", size, human);
-    else printf("%" PRIu64 "\n", size);
+    printf("%" PRIu64, size);
+    if (q->json)
+        printf(",\n\t\"export-size-str\": \"%s\"", human);
+    else if (count != size)
+        printf(" (%s)", human);
+    putchar('\n');
 }
 
 // FAST_ZERO means nothing without WRITE_ZEROES, nor DF without structured replies.
@@ -388,44 +334,43 @@ static void show_flags(const inquiry *q, unsigned flags)
     static const struct {
         unsigned flag;
         const char *key;
-    } table[] = {
-        {NBD_OFFERS_ROTATIONAL, "is_rotational"}, {NBD_OFFERS_READ_ONLY, "is_read_only"},
-        {NBD_OFFERS_CACHE, "can_cache"},          {NBD_OFFERS_DF, "can_df"},
-        {NBD_OFFERS_FAST_ZERO, "can_fast_zero"},  {NBD_OFFERS_FLUSH, "can_flush"},
-        {NBD_OFFERS_FUA, "can_fua"},              {NBD_OFFERS_MULTI_CONN, "can_multi_conn"},
-        {NBD_OFFERS_TRIM, "can_trim"},            {NBD_OFFERS_WRITE_ZEROES, "can_zero"},
-    };
-    size_t i;
-
+    } table[] = {{NBD_OFFERS_ROTATIONAL, "is_rotational"},
+                 {NBD_OFFERS_READ_ONLY, "is_read_only"},
+                 {NBD_OFFERS_CACHE, "can_cache"},
+                 {NBD_OFFERS_DF, "can_df"},
+                 {NBD_OFFERS_FAST_ZERO, "can_fast_zero"},
+                 {NBD_OFFERS_FLUSH, "can_flush"},
+                 {NBD_OFFERS_FUA, "can_fua"},
+                 {NBD_OFFERS_MULTI_CONN, "can_multi_conn"},
+                 {NBD_OFFERS_TRIM, "can_trim"},
+                 {NBD_OFFERS_WRITE_ZEROES, "can_zero"}};
     if (!q->structured) flags &= ~NBD_OFFERS_DF;
     if (!(flags & NBD_OFFERS_WRITE_ZEROES)) flags &= ~NBD_OFFERS_FAST_ZERO;
-    for (i = 0; i < sizeof table / sizeof table[0]; i++) {
-        show_key(q, table[i].key);
-        printf("%s", flags & table[i].flag ? "true" : "false");
-        end_value(q);
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        const char *value = flags & table[i].flag ? "true" : "false";
+        printf(q->json ? "\t\"%s\": %s,\n" : "\t%s: %s\n", table[i].key, value);
     }
 }
 
 static void show_block_size(const inquiry *q, const char *key, uint32_t size)
 {
-    show_key(q, key);
-    printf("%" PRIu32, size);
-    end_value(q);
+    printf(q->json ? "\t\"%s\": %" PRIu32 ",\n" : "\t%s: %" PRIu32 "\n", key, size);
 }
 
 // `name` is what was asked for; the server may know the export by another.
 static void show_export(inquiry *q, const char *name, const char *description)
 {
     const nbd_export *got = nbd_negotiated(&q->client);
-
-    if (q->json) printf("%s\n\t{\n\t\"export-name\": ", q->shown ? "," : "");
-    else printf("export=");
+    if (q->json)
+        printf("%s\n\t{\n\t\"export-name\": ", q->shown ? "," : "");
+    else
+        printf("export=");
     put_text(stdout, *q->name ? q->name : name, 1);
     puts(q->json ? "," : ":");
     if (*description) {
         show_key(q, "description");
         put_text(stdout, description, q->json);
-        end_value(q);
+        puts(q->json ? "," : "");
     }
     if (!q->json) show_size(q, got->size);
     show_key(q, "uri");
@@ -450,15 +395,12 @@ static void show_head(const inquiry *q)
 {
     static const char *const styles[] = {"unknown", "oldstyle", "newstyle", "newstyle-fixed"};
     const nbd_export *got = nbd_negotiated(&q->client);
-    const char *style = styles[got->style], *is_structured = q->structured ? "true" : "false";
-
-    if (q->json) {
+    if (q->json)
         printf("{\n\"protocol\": \"%s\",\n\"TLS\": %s,\n\"structured\": %s,\n\"exports\": [",
-               style, got->tls ? "true" : "false", is_structured);
-    } else {
-        printf("protocol: %s %s TLS, using %s packets\n", style, got->tls ? "with" : "without",
-               q->structured ? "structured" : "simple");
-    }
+               styles[got->style], got->tls ? "true" : "false", q->structured ? "true" : "false");
+    else
+        printf("protocol: %s %s TLS, using %s packets\n", styles[got->style],
+               got->tls ? "with" : "without", q->structured ? "structured" : "simple");
 }
 
 static void show_foot(const inquiry *q)
@@ -476,11 +418,7 @@ static int fail(inquiry *q, const char *name, int error)
     }
     fprintf(stderr, "%s", nbd_strerror(error));
     if (*q->why) fprintf(stderr, ": %s", q->why);
-    if (*q->message) {
-        fprintf(stderr, " (server: ");
-        put_text(stderr, q->message, 1);
-        fprintf(stderr, ")");
-    }
+    if (*q->message) fprintf(stderr, " (server: \"%s\")", q->message);
     fprintf(stderr, "\n");
     return 1;
 }
@@ -491,7 +429,6 @@ static int show_one(inquiry *q)
 {
     const char *name = q->uri.export_name;
     int error = open_session(q);
-
     if (!error && !q->size_only) error = ask_contexts(q, name);
     if (!error) error = enter_export(q, name);
     if (q->size_only) {
@@ -508,19 +445,19 @@ static int show_all(inquiry *q)
 {
     int failed = 0, error = open_session(q);
     size_t at = 0;
-
     if (!error && q->ready) error = NBD_ERR_OLDSTYLE;
     if (!error) error = ask(q, NBD_OPTION_LIST, NULL);
     if (error) return fail(q, "", error);
     show_head(q);
     while (at < q->exports.used && (!error || is_refusal(error))) {
         const char *name = q->exports.bytes + at, *description = name + strlen(name) + 1;
-
         at += strlen(name) + 1 + strlen(description) + 1;
         q->name[0] = q->description[0] = 0;
         error = ask_listed(q, name);
-        if (!error) show_export(q, name, *description ? description : q->description);
-        else failed = fail(q, name, error);
+        if (!error)
+            show_export(q, name, *description ? description : q->description);
+        else
+            failed = fail(q, name, error);
     }
     show_foot(q);
     return failed;
@@ -543,7 +480,6 @@ static int usage(FILE *file)
 static int inquire(inquiry *q)
 {
     int error = nbd_uri_parse(&q->uri, q->text, q->uri_memory, sizeof q->uri_memory);
-
     q->why = q->uri.detail;
     if (error) return fail(q, "", error);
     if (q->uri.unknown) fprintf(stderr, "info: %s: unknown parameter ignored\n", q->text);
@@ -563,21 +499,27 @@ static int inquire(inquiry *q)
 int main(int argc, char **argv)
 {
     static inquiry q;
-    int i;
-
-    for (i = 1; i < argc; i++) {
+    static int ignored;
+    const struct {
+        const char *word;
+        int *set;
+    } options[] = {{"--json", &q.json}, {"--size", &q.size_only},   {"-L", &q.list},
+                   {"--list", &q.list}, {"--no-content", &ignored}, {"--no-color", &ignored}};
+    for (int i = 1; i < argc; i++) {
         const char *word = argv[i];
-
-        if (!strcmp(word, "--json")) q.json = 1;
-        else if (!strcmp(word, "--size")) q.size_only = 1;
-        else if (!strcmp(word, "-L") || !strcmp(word, "--list")) q.list = 1;
-        else if (!strcmp(word, "--help")) return usage(stdout);
-        else if (!strcmp(word, "-V") || !strcmp(word, "--version")) {
+        size_t n = 0, count = sizeof options / sizeof options[0];
+        if (!strcmp(word, "--help")) return usage(stdout);
+        if (!strcmp(word, "-V") || !strcmp(word, "--version"))
             return printf("info %d.%d.%d\n", NBD_VERSION_MAJOR, NBD_VERSION_MINOR,
                           NBD_VERSION_PATCH) < 0;
-        } else if (!strcmp(word, "--no-content") || !strcmp(word, "--no-color")) continue;
-        else if (*word == '-' || q.text) return usage(stderr);
-        else q.text = word;
+        while (n < count && strcmp(word, options[n].word))
+            n++;
+        if (n < count)
+            *options[n].set = 1;
+        else if (*word == '-' || q.text)
+            return usage(stderr);
+        else
+            q.text = word;
     }
     if (!q.text || (q.list && q.size_only)) return usage(stderr);
     return inquire(&q);

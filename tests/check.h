@@ -41,7 +41,8 @@ static struct {
 #if defined(__GNUC__) || defined(__clang__)
 __attribute__((noreturn, format(printf, 3, 4)))
 #endif
-static inline void check_fail(const char *file, int line, const char *format, ...)
+static inline void
+check_fail(const char *file, int line, const char *format, ...)
 {
     va_list arguments;
 

@@ -210,7 +210,8 @@ static inline void region_check_gaps(play *p, int r)
     const unsigned char *page = at - (PLAY_PAGE - p->lent[r] % PLAY_PAGE) % PLAY_PAGE;
     uint32_t i;
 
-    for (; page < at; page++) CHECK_EQUAL(*page, UNTOUCHED);
+    for (; page < at; page++)
+        CHECK_EQUAL(*page, UNTOUCHED);
     for (i = 1; i < region_pieces(p, r); i++) {
         CHECK_EQUAL(((const unsigned char *)p->iov[r][i].base)[-1], UNTOUCHED);
     }
@@ -357,11 +358,8 @@ static inline void compare_event(const seen_event *seen, const nbd_event *wanted
         CHECK_EQUAL(got->text_length, wanted->text_length);
         CHECK_BYTES(seen->text, wanted->text, got->text_size);
         break;
-    case NBD_EVENT_OPTION:
-        CHECK_EQUAL(got->option, wanted->option);
-        break;
-    default:
-        break;
+    case NBD_EVENT_OPTION: CHECK_EQUAL(got->option, wanted->option); break;
+    default: break;
     }
 }
 
@@ -503,7 +501,8 @@ static inline size_t iov_sum(const nbd_iovec *iov, unsigned count)
     size_t sum = 0;
     unsigned i;
 
-    for (i = 0; i < count; i++) sum += iov[i].size;
+    for (i = 0; i < count; i++)
+        sum += iov[i].size;
     return sum;
 }
 
@@ -710,7 +709,8 @@ static inline void check_is_over(play *p)
     nbd_op op = NBD_ZERO;
     int r;
 
-    for (r = 0; r < p->script->request_count; r++) CHECK_EQUAL(p->done[r], p->issued[r]);
+    for (r = 0; r < p->script->request_count; r++)
+        CHECK_EQUAL(p->done[r], p->issued[r]);
     CHECK_EQUAL(nbd_wants(&p->client), 0);
     CHECK_EQUAL(nbd_next(&p->client, &event), 0);
     CHECK_EQUAL(nbd_count(&p->client)->in_flight, 0);
@@ -828,7 +828,8 @@ static inline void play_reset(play *p, const script *s, const mode *how)
 {
     int r;
 
-    for (r = 0; p->script && r < p->script->request_count; r++) region_allow(p, r, PROT_NONE);
+    for (r = 0; p->script && r < p->script->request_count; r++)
+        region_allow(p, r, PROT_NONE);
     memset(p, 0, offsetof(play, seen));
     p->seen.count = 0;
     p->script = s;
@@ -937,7 +938,10 @@ typedef struct session {
     void (*write)(script *s);
 } session;
 
-#define SESSION_OF(function) {#function, function}
+#define SESSION_OF(function) \
+    { \
+#function, function \
+    }
 
 static inline const script *session_script(const session *of)
 {

@@ -80,7 +80,8 @@ static inline void export_fill(unsigned char *to, uint64_t place, size_t size)
 {
     size_t i;
 
-    for (i = 0; i < size; i++) to[i] = export_byte(place + i);
+    for (i = 0; i < size; i++)
+        to[i] = export_byte(place + i);
 }
 
 // Reserves bytes of the script; what follows fills them in.
@@ -97,7 +98,8 @@ static inline void put(script *s, uint64_t value, unsigned width)
 {
     unsigned char *room = script_room(s, width);
 
-    while (width--) *room++ = (unsigned char)(value >> (8 * width));
+    while (width--)
+        *room++ = (unsigned char)(value >> (8 * width));
 }
 
 static inline void put_bytes(script *s, const void *bytes, size_t size)
@@ -190,15 +192,16 @@ static inline int client_issues(script *s, uint32_t command, uint32_t flags, uin
 }
 
 // The same in pieces of memory; `sizes` ends with the number that completes `size`.
-static inline int client_issues_pieces(script *s, uint32_t command, uint32_t flags,
-                                       uint64_t offset, const size_t *sizes, uint32_t count)
+static inline int client_issues_pieces(script *s, uint32_t command, uint32_t flags, uint64_t offset,
+                                       const size_t *sizes, uint32_t count)
 {
     uint64_t size = 0;
     uint32_t i;
     int r;
 
     CHECK(count <= SCRIPT_PIECES);
-    for (i = 0; i < count; i++) size += sizes[i];
+    for (i = 0; i < count; i++)
+        size += sizes[i];
     r = client_issues(s, command, flags, offset, size);
     memcpy(s->requests[r].pieces, sizes, count * sizeof *sizes);
     s->requests[r].piece_count = count;
@@ -290,7 +293,8 @@ static inline void want_meta(script *s, uint32_t option, const char *name,
     step *want;
     uint32_t i;
 
-    for (i = 0; i < count; i++) size += 4 + strlen(queries[i]);
+    for (i = 0; i < count; i++)
+        size += 4 + strlen(queries[i]);
     want = want_option_open(s, option, size);
     put(s, strlen(name), 4);
     put_text(s, name);
@@ -603,8 +607,8 @@ static inline void send_hole(script *s, int r, unsigned flags, uint64_t offset, 
 }
 
 // An error chunk of any type: `tail` bytes follow the text.
-static inline step *send_error_open(script *s, int r, unsigned flags, unsigned type,
-                                    uint32_t error, const char *text, size_t tail)
+static inline step *send_error_open(script *s, int r, unsigned flags, unsigned type, uint32_t error,
+                                    const char *text, size_t tail)
 {
     step *sent = send_chunk_open(s, r, flags, type, 6 + strlen(text) + tail);
 
@@ -619,8 +623,8 @@ static inline void send_error(script *s, int r, unsigned flags, uint32_t error, 
     script_close(s, send_error_open(s, r, flags, TYPE_ERROR, error, text, 0));
 }
 
-static inline void send_error_at(script *s, int r, unsigned flags, uint32_t error,
-                                 const char *text, uint64_t offset)
+static inline void send_error_at(script *s, int r, unsigned flags, uint32_t error, const char *text,
+                                 uint64_t offset)
 {
     step *sent = send_error_open(s, r, flags, TYPE_ERROR_OFFSET, error, text, 8);
 
@@ -778,8 +782,7 @@ enum {
     EXPORT_SIZE = 1 << 20,
     // READ_ONLY and ROTATIONAL are missing, RESIZE and MULTI_CONN do not matter.
     EXPORT_FLAGS = NBD_OFFERS_FLAGS | NBD_OFFERS_FLUSH | NBD_OFFERS_FUA | NBD_OFFERS_TRIM |
-                   NBD_OFFERS_WRITE_ZEROES | NBD_OFFERS_DF | NBD_OFFERS_CACHE |
-                   NBD_OFFERS_FAST_ZERO
+                   NBD_OFFERS_WRITE_ZEROES | NBD_OFFERS_DF | NBD_OFFERS_CACHE | NBD_OFFERS_FAST_ZERO
 };
 
 static inline void greet_fixed(script *s)

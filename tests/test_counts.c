@@ -19,14 +19,14 @@ typedef struct counting {
     unsigned char out[STREAM];
     size_t out_size;
     size_t out_taken;
-    unsigned sends;    // calls that moved bytes
-    unsigned receives; // the same
+    unsigned sends;     // calls that moved bytes
+    unsigned receives;  // the same
     unsigned fruitless; // calls of either hook that moved nothing
-    unsigned pieces;   // of the last send
-    unsigned requests; // that were answered
-    int more;          // the last send carried NBD_SEND_MORE and did not block after
+    unsigned pieces;    // of the last send
+    unsigned requests;  // that were answered
+    int more;           // the last send carried NBD_SEND_MORE and did not block after
     int hold_replies;
-    int random;        // moves random amounts, and blocks at random
+    int random; // moves random amounts, and blocks at random
     nbd_transport transport;
 } counting;
 
@@ -40,7 +40,8 @@ static uint64_t number_at(const unsigned char *bytes, unsigned width)
 {
     uint64_t value = 0;
 
-    while (width--) value = value << 8 | *bytes++;
+    while (width--)
+        value = value << 8 | *bytes++;
     return value;
 }
 
@@ -202,7 +203,8 @@ static void queued_writes_leave_in_one_send(void)
 
     ready(NBD_SHORT_IS_DRY);
     server.hold_replies = 1;
-    for (i = 0; i < DEPTH; i++) issue(NBD_WRITE, i, BLOCK);
+    for (i = 0; i < DEPTH; i++)
+        issue(NBD_WRITE, i, BLOCK);
     poll_once();
     CHECK_EQUAL(server.sends, 1);
     CHECK_EQUAL(server.pieces, 2 * DEPTH);
@@ -216,7 +218,8 @@ static void queued_reads_leave_in_one_piece(void)
 
     ready(NBD_SHORT_IS_DRY);
     server.hold_replies = 1;
-    for (i = 0; i < DEPTH; i++) issue(NBD_READ, i, BLOCK);
+    for (i = 0; i < DEPTH; i++)
+        issue(NBD_READ, i, BLOCK);
     poll_once();
     CHECK_EQUAL(server.sends, 1);
     CHECK_EQUAL(server.pieces, 1);
@@ -229,7 +232,8 @@ static void waiting_small_replies_are_taken_in_two_receives(void)
 
     ready(NBD_SHORT_IS_DRY);
     server.hold_replies = 1;
-    for (i = 0; i < DEPTH; i++) issue(NBD_READ, i, 16);
+    for (i = 0; i < DEPTH; i++)
+        issue(NBD_READ, i, 16);
     poll_once();
     CHECK_EQUAL(pull(), 0);
     server.hold_replies = 0;
@@ -268,7 +272,8 @@ static void counters_agree_with_the_transport(void)
 
     ready(NBD_SHORT_IS_DRY);
     before = *nbd_count(&client);
-    for (i = 0; i < 10; i++) issue(NBD_WRITE, i, BLOCK);
+    for (i = 0; i < 10; i++)
+        issue(NBD_WRITE, i, BLOCK);
     poll_once();
     poll_once();
     CHECK_EQUAL(pull(), 10);

@@ -164,8 +164,12 @@ static void information_comes_in_one_order(script *s)
     send_info_export(s, 7, EXPORT_SIZE, EXPORT_FLAGS);
     send_info_text(s, 7, 1, "the/canonical name");
     see_text(s, SESSION, 7, NBD_TEXT_NAME, "the/canonical name");
-    send_info_text(s, 7, 2, "a disk of \xC3\xBC" "ber \x1B[31mred");
-    see_text(s, SESSION, 7, NBD_TEXT_DESCRIPTION, "a disk of \xC3\xBC" "ber \x1B[31mred");
+    send_info_text(s, 7, 2,
+                   "a disk of \xC3\xBC"
+                   "ber \x1B[31mred");
+    see_text(s, SESSION, 7, NBD_TEXT_DESCRIPTION,
+             "a disk of \xC3\xBC"
+             "ber \x1B[31mred");
     send_info_block_size(s, 7, 512, 8192, 1 << 20);
     send_ack(s, 7);
     see_ready(s);

@@ -77,7 +77,8 @@ static void connect_with(uint32_t config_flags)
 
 static void put_number(uint64_t value, unsigned width)
 {
-    while (width--) answer[answer_size++] = (unsigned char)(value >> (8 * width));
+    while (width--)
+        answer[answer_size++] = (unsigned char)(value >> (8 * width));
 }
 
 static void answer_greeting(unsigned flags)

@@ -170,7 +170,8 @@ static void reply_to_a_header_that_was_not_offered_ends_it(void)
 
     ready(sizeof buffer);
     id = issue(NBD_FLUSH, 0, 0);
-    for (i = 0; i < 8; i++) header[8 + i] = (unsigned char)(id >> (56 - 8 * i));
+    for (i = 0; i < 8; i++)
+        header[8 + i] = (unsigned char)(id >> (56 - 8 * i));
     reply_to(header, reply);
     feed(reply, sizeof reply);
     CHECK_EQUAL(next_type(), NBD_EVENT_DONE);
@@ -316,7 +317,8 @@ static void large_payload_is_offered_in_place(void)
     CHECK(nbd_incoming(&client, iov, 32) >= 1);
     CHECK(iov[0].base == (void *)memory[3]);
     CHECK_EQUAL(iov[0].size, DATA);
-    for (i = 0; i < DATA; i++) memory[3][i] = export_byte(i);
+    for (i = 0; i < DATA; i++)
+        memory[3][i] = export_byte(i);
     CHECK_EQUAL(nbd_received(&client, DATA), 0);
     CHECK_EQUAL(next_type(), NBD_EVENT_DONE);
     CHECK_EQUAL(memory[3][DATA - 1], export_byte(DATA - 1));

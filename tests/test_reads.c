@@ -48,7 +48,8 @@ static void chunks_in_order(script *s)
     uint64_t place;
     int r = read_until_answer(s, 0, 4096, 256);
 
-    for (place = 0; place < 256; place += 16) send_data(s, r, MORE, 4096 + place, 16);
+    for (place = 0; place < 256; place += 16)
+        send_data(s, r, MORE, 4096 + place, 16);
     send_none(s, r);
     read_succeeds(s, r);
 }
@@ -280,8 +281,10 @@ static void too_many_fragments(script *s, uint32_t flags)
     uint64_t place;
     int r = read_until_answer(s, flags, 0, 512);
 
-    for (place = 0; place < 512; place += 32) send_data(s, r, MORE, place, 16);
-    for (place = 16; place < 512; place += 32) send_data(s, r, MORE, place, 16);
+    for (place = 0; place < 512; place += 32)
+        send_data(s, r, MORE, place, 16);
+    for (place = 16; place < 512; place += 32)
+        send_data(s, r, MORE, place, 16);
     send_none(s, r);
     read_fails(s, r, NBD_ERR_FRAGMENTED);
 }
@@ -448,23 +451,33 @@ static void error_offset_outside(script *s, uint32_t flags)
 /// In each mode of reading ///
 
 #define IN_MODES(rule) \
-    static void rule##_default(script *s) { rule(s, 0); } \
-    static void rule##_no_init(script *s) { rule(s, NBD_NO_INIT); } \
-    static void rule##_sparse_no_init(script *s) { rule(s, NBD_SPARSE | NBD_NO_INIT); }
+    static void rule##_default(script *s) \
+    { \
+        rule(s, 0); \
+    } \
+    static void rule##_no_init(script *s) \
+    { \
+        rule(s, NBD_NO_INIT); \
+    } \
+    static void rule##_sparse_no_init(script *s) \
+    { \
+        rule(s, NBD_SPARSE | NBD_NO_INIT); \
+    }
 
 #define SESSIONS_OF(rule) \
     SESSION_OF(rule##_default), SESSION_OF(rule##_no_init), SESSION_OF(rule##_sparse_no_init)
 
 // The rules whose sessions differ in nothing but the flags of the read.
 #define RULES(X) \
-    X(nothing_but_none) X(gap_at_the_end) X(gap_in_the_middle) X(overlap_that_adds_up) \
-    X(overlap_in_part) X(too_many_fragments) X(error_after_data) X(data_after_error) \
-    X(gap_behind_an_error) X(whole_read_fails_in_simple_replies) \
-    X(simple_error_to_a_structured_read) X(data_below) X(data_above) \
-    X(data_at_the_end_of_64_bits) X(data_longer_than_the_request) X(hole_below) \
-    X(hole_longer_than_the_request) X(hole_of_4_gib) X(hole_of_nothing) X(data_of_nothing) \
-    X(data_of_4_gib) X(data_after_done) X(simple_success_to_a_structured_read) \
-    X(error_offset_outside) X(hole_over_data)
+    X(nothing_but_none) \
+    X(gap_at_the_end) X(gap_in_the_middle) X(overlap_that_adds_up) X(overlap_in_part) \
+        X(too_many_fragments) X(error_after_data) X(data_after_error) X(gap_behind_an_error) \
+            X(whole_read_fails_in_simple_replies) X(simple_error_to_a_structured_read) \
+                X(data_below) X(data_above) X(data_at_the_end_of_64_bits) \
+                    X(data_longer_than_the_request) X(hole_below) X(hole_longer_than_the_request) \
+                        X(hole_of_4_gib) X(hole_of_nothing) X(data_of_nothing) X(data_of_4_gib) \
+                            X(data_after_done) X(simple_success_to_a_structured_read) \
+                                X(error_offset_outside) X(hole_over_data)
 
 RULES(IN_MODES)
 
@@ -508,8 +521,7 @@ static const session read_sessions[] = {
     SESSION_OF(structured_bulk_is_received_in_place),
     SESSION_OF(failed_sparse_read_is_cleared),
 #define SESSIONS_OF_RULE(rule) SESSIONS_OF(rule),
-    RULES(SESSIONS_OF_RULE)
-};
+    RULES(SESSIONS_OF_RULE)};
 
 enum { READ_SESSIONS = sizeof read_sessions / sizeof read_sessions[0] };
 

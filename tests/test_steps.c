@@ -22,25 +22,29 @@ typedef struct state_row {
     enum coverage coverage;
 } state_row;
 
-#define ROW(name, coverage) {NBDI_##name, #name, coverage}
+#define ROW(name, coverage) \
+    { \
+        NBDI_##name, #name, coverage \
+    }
 
 // The state table of the implementation notes.
 static const state_row state_table[] = {
-    ROW(IDLE, RESTS),        ROW(MAGIC, READS),      ROW(OLD, READS),     ROW(FLAGS, READS),
-    ROW(HAGGLE, READS),      ROW(OPTION, READS),     ROW(INFO, READS),    ROW(INFO_EXPORT, READS),
-    ROW(INFO_BLOCK, READS),  ROW(SERVER, READS),     ROW(LISTED, PASSES), ROW(CONTEXT, READS),
-    ROW(NAME, READS),        ROW(TEXT, READS),       ROW(SKIP, READS),    ROW(SETTLE, READS),
-    ROW(TLS, RESTS),         ROW(REPLY, READS),      ROW(OFFSET, READS),  ROW(DATA, READS),
-    ROW(HOLE, READS),        ROW(ERROR, READS),      ROW(ERROR_OFFSET, READS),
-    ROW(STATUS, READS),      ROW(EXTENT, READS),     ROW(END, RESTS),     ROW(CLOSING, READS),
-    ROW(DEAD, RESTS),        ROW(ENDED, RESTS),
+    ROW(IDLE, RESTS),       ROW(MAGIC, READS),  ROW(OLD, READS),          ROW(FLAGS, READS),
+    ROW(HAGGLE, READS),     ROW(OPTION, READS), ROW(INFO, READS),         ROW(INFO_EXPORT, READS),
+    ROW(INFO_BLOCK, READS), ROW(SERVER, READS), ROW(LISTED, PASSES),      ROW(CONTEXT, READS),
+    ROW(NAME, READS),       ROW(TEXT, READS),   ROW(SKIP, READS),         ROW(SETTLE, READS),
+    ROW(TLS, RESTS),        ROW(REPLY, READS),  ROW(OFFSET, READS),       ROW(DATA, READS),
+    ROW(HOLE, READS),       ROW(ERROR, READS),  ROW(ERROR_OFFSET, READS), ROW(STATUS, READS),
+    ROW(EXTENT, READS),     ROW(END, RESTS),    ROW(CLOSING, READS),      ROW(DEAD, RESTS),
+    ROW(ENDED, RESTS),
 };
 
 static void every_state_is_in_the_table(void)
 {
     size_t rows = sizeof state_table / sizeof state_table[0], i;
 
-    for (i = 0; i < rows; i++) CHECK_EQUAL(state_table[i].state, i);
+    for (i = 0; i < rows; i++)
+        CHECK_EQUAL(state_table[i].state, i);
     CHECK_EQUAL(rows, NBDI_ENDED + 1);
 }
 

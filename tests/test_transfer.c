@@ -709,8 +709,8 @@ static void wrong_count_of_extents_ends_it(script *s)
 {
     int r = status_until_answer(s, NBD_PROTOCOL_EXTENDED, 0);
 
-    send_chunk(s, r, DONE, TYPE_EXTENTS_64,
-               "\0\0\0\11\0\0\0\2\0\0\0\0\0\0\20\0\0\0\0\0\0\0\0\0", 24);
+    send_chunk(s, r, DONE, TYPE_EXTENTS_64, "\0\0\0\11\0\0\0\2\0\0\0\0\0\0\20\0\0\0\0\0\0\0\0\0",
+               24);
     die(s, r, NBD_ERR_PROTOCOL);
 }
 

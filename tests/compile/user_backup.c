@@ -44,8 +44,7 @@ static void fail(backup *b, int error)
 
 static void store(backup *b, const block *from, uint64_t offset, uint64_t size)
 {
-    if (pwrite(b->file, from->data, (size_t)size, (off_t)offset) != (ssize_t)size)
-        fail(b, NBD_EIO);
+    if (pwrite(b->file, from->data, (size_t)size, (off_t)offset) != (ssize_t)size) fail(b, NBD_EIO);
 }
 
 static void done(backup *b, const nbd_event *event)
@@ -105,7 +104,8 @@ static void turn(backup *b)
     if (wait.revents & ~POLLOUT) ready |= NBD_WANT_READ;
     if (wait.revents & ~POLLIN) ready |= NBD_WANT_WRITE;
     (void)nbd_poll(&b->client, ready); // a failure comes as CLOSED
-    while (nbd_next(&b->client, &event)) handle(b, &event);
+    while (nbd_next(&b->client, &event))
+        handle(b, &event);
 }
 
 static void copy(backup *b, uint64_t offset, uint64_t end)
@@ -113,7 +113,8 @@ static void copy(backup *b, uint64_t offset, uint64_t end)
     while (offset < end && !b->error) {
         nbd_op op = NBD_ZERO;
 
-        while (!b->free && !b->error) turn(b);
+        while (!b->free && !b->error)
+            turn(b);
         if (b->error) return;
         op.command = NBD_READ;
         op.flags = NBD_NO_INIT; // safe: a block is stored only after success
@@ -139,7 +140,8 @@ static uint64_t copy_known(backup *b, uint64_t offset, uint64_t size)
     b->extent_count = 0;
     b->asking = 1;
     fail(b, nbd_issue(&b->client, &op, NULL));
-    while (b->asking && !b->error) turn(b);
+    while (b->asking && !b->error)
+        turn(b);
     if (!b->extent_count) fail(b, NBD_ERR_PROTOCOL); // else the walk would not move
     for (unsigned i = 0; i < b->extent_count && !b->error; i++) {
         const extent *e = &b->extents[i];
@@ -155,11 +157,13 @@ static void copy_all(backup *b)
     uint64_t offset = 0;
 
     if (ftruncate(b->file, (off_t)from->size)) fail(b, NBD_EIO);
-    if (!b->known || !nbd_allows(&b->client, NBD_BLOCK_STATUS, 0)) copy(b, 0, from->size);
+    if (!b->known || !nbd_allows(&b->client, NBD_BLOCK_STATUS, 0))
+        copy(b, 0, from->size);
     else
         while (offset < from->size && !b->error)
             offset = copy_known(b, offset, from->size - offset < ASK ? from->size - offset : ASK);
-    while (nbd_count(&b->client)->in_flight && !b->error) turn(b);
+    while (nbd_count(&b->client)->in_flight && !b->error)
+        turn(b);
 }
 
 static void leave(backup *b)
@@ -168,9 +172,11 @@ static void leave(backup *b)
 
     fail(b, nbd_disconnect(&b->client));
     b->leaving = 1;
-    while (!b->error && !b->over) turn(b);
+    while (!b->error && !b->over)
+        turn(b);
     if (b->over || nbd_abandon(&b->client)) return;
-    while (nbd_next(&b->client, &event)) handle(b, &event);
+    while (nbd_next(&b->client, &event))
+        handle(b, &event);
 }
 
 static int dial(const nbd_address *address, nbd_socket *connected)
@@ -201,7 +207,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: backup URI FILE\n");
         return 2;
     }
-    for (unsigned i = 0; i < BLOCKS; i++) b.blocks[i].next = i ? &b.blocks[i - 1] : NULL;
+    for (unsigned i = 0; i < BLOCKS; i++)
+        b.blocks[i].next = i ? &b.blocks[i - 1] : NULL;
     b.free = &b.blocks[BLOCKS - 1];
     b.error = nbd_uri_parse(&uri, argv[1], memory, sizeof memory);
     config.flags = uri.config_flags;
@@ -220,7 +227,8 @@ int main(int argc, char **argv)
     if (!b.error) b.error = dial(&uri.address, &connected);
     if (!b.error) b.error = nbd_socket_init(&b.io, connected);
     if (!b.error) b.error = nbd_connect(&b.client, &b.io.transport);
-    while (!b.ready && !b.error) turn(&b);
+    while (!b.ready && !b.error)
+        turn(&b);
     if (!b.error) copy_all(&b);
     if (b.ready) leave(&b);
     nbd_socket_close(connected);

@@ -25,7 +25,9 @@ int main(int argc, char **argv)
     if (!error) error = nbd_sync_open(&sync, &uri.address);
     if (!error) error = nbd_sync_read(&sync, sector, sizeof sector, 0);
     if (nbd_sync_close(&sync) && !error) error = NBD_ERR_CLOSED;
-    if (error) fprintf(stderr, "sector0: %s %s%s\n", nbd_strerror(error), uri.detail, sync.message);
-    else if (fwrite(sector, sizeof sector, 1, stdout) != 1 || fflush(stdout)) error = NBD_EIO;
+    if (error)
+        fprintf(stderr, "sector0: %s %s%s\n", nbd_strerror(error), uri.detail, sync.message);
+    else if (fwrite(sector, sizeof sector, 1, stdout) != 1 || fflush(stdout))
+        error = NBD_EIO;
     return error != 0;
 }

@@ -50,8 +50,8 @@ static ptrdiff_t uart_recv(void *context, const nbd_iovec *iov, unsigned count)
 static void uart_sleep(const uart *line, unsigned wants)
 {
     if (wants & NBD_WANT_NOW) return;
-    line->registers->interrupts = (wants & NBD_WANT_READ ? RX_FULL : 0u) |
-                                  (wants & NBD_WANT_WRITE ? TX_ROOM : 0u);
+    line->registers->interrupts =
+        (wants & NBD_WANT_READ ? RX_FULL : 0u) | (wants & NBD_WANT_WRITE ? TX_ROOM : 0u);
 #ifdef __arm__
     __asm__ volatile("wfi");
 #endif
@@ -70,7 +70,8 @@ static int wait_end(nbd_client *client, const uart *line)
 {
     nbd_event event;
 
-    do wait_event(client, line, &event);
+    do
+        wait_event(client, line, &event);
     while (event.type == NBD_EVENT_TEXT);
     if (event.type == NBD_EVENT_CLOSED) return event.error ? event.error : NBD_ERR_CLOSED;
     return event.error;
@@ -125,7 +126,8 @@ static void leave(nbd_client *client, const uart *line)
     while (nbd_wants(client) & (NBD_WANT_WRITE | NBD_WANT_NOW)) {
         uart_sleep(line, nbd_wants(client));
         (void)nbd_poll(client, NBD_WANT_WRITE);
-        while (nbd_next(client, &event)) { }
+        while (nbd_next(client, &event)) {
+        }
     }
     (void)nbd_abandon(client); // an error only says that it is over already
 }

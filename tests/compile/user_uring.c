@@ -112,7 +112,8 @@ static int run(reader *r)
     int error = 0;
 
     while (!error) {
-        while (nbd_next(&r->client, &event)) handle(r, &event);
+        while (nbd_next(&r->client, &event))
+            handle(r, &event);
         if (r->over) return r->error;
         // A connection that failed wants nothing; CLOSED needs the offers back.
         if (!nbd_wants(&r->client) && shutdown(r->socket, SHUT_RDWR) && errno != ENOTCONN)

@@ -99,7 +99,8 @@ static unsigned disk_turn(disk *d, guest *vm, unsigned ready)
 
     do {
         (void)nbd_poll(&d->client, ready); // a failure comes as CLOSED
-        while (nbd_next(&d->client, &event)) disk_event(d, vm, &event);
+        while (nbd_next(&d->client, &event))
+            disk_event(d, vm, &event);
         ready = 0;
     } while (disk_submit(d, vm));
     if (vm->completed == REQUESTS && d->ready) {

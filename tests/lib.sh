@@ -1,0 +1,70 @@
+# shellcheck shell=sh disable=SC2034
+# What the test scripts share; read in with ". tests/lib.sh" from the top
+# directory.  "$tmp" is a directory of the script's own, removed at its end; a
+# script that starts processes overrides `stop_all`.
+
+failed=0
+CC=${CC:-cc}
+WARN='-Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual -pedantic -Werror'
+tmp=$(mktemp -d "${TMPDIR:-/tmp}/nbd-test.XXXXXX") || exit 1
+
+stop_all() {
+    :
+}
+
+finish() {
+    status=$?
+    stop_all
+    rm -rf "$tmp"
+    [ "$status" = 0 ] && [ "$failed" = 0 ]
+    exit
+}
+trap finish EXIT
+trap 'exit 1' HUP INT TERM
+
+ok() {
+    echo "ok $1"
+}
+
+fail() {
+    echo "FAIL $1: $2"
+    failed=1
+}
+
+skip() {
+    echo "skip $1: $2"
+}
+
+has() {
+    command -v "$1" >/dev/null 2>&1
+}
+
+# The line of a command's output that says why it failed.
+reason() {
+    grep -a -m 1 -i -E 'error|warning' "$1" || tail -n 1 "$1"
+}
+
+# check RULE COMMAND...: the rule holds if the command succeeds.
+check() {
+    rule=$1
+    shift
+    if "$@" >"$tmp/output" 2>&1; then
+        ok "$rule"
+    else
+        fail "$rule" "$* (exit $?): $(reason "$tmp/output")"
+    fi
+}
+
+# refuse RULE TEXT COMMAND...: the command must fail and print TEXT.
+refuse() {
+    rule=$1
+    text=$2
+    shift 2
+    if "$@" >"$tmp/output" 2>&1; then
+        fail "$rule" "$* succeeded"
+    elif grep -a -q -e "$text" "$tmp/output"; then
+        ok "$rule"
+    else
+        fail "$rule" "no \"$text\" in: $(reason "$tmp/output")"
+    fi
+}
