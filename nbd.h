@@ -949,8 +949,7 @@ typedef struct nbd_sync {
 // Errors besides the above: those of nbd_dial_start and nbd_dial_step.
 NBD_API int nbd_sync_dial(nbd_sync *sync, const nbd_address *address);
 
-// Dials and shakes hands until READY.  nbd_sync_close closes the socket again.  (To
-// mix these calls with nbd_issue make the transport yourself: nbd_sync_connect.)
+// nbd_sync_dial, then nbd_sync_connect: shakes hands until READY.
 // address: this call.  sync: until nbd_sync_close.
 // Errors besides the above: those of nbd_dial_start and nbd_dial_step.
 NBD_API int nbd_sync_open(nbd_sync *sync, const nbd_address *address);
@@ -3417,7 +3416,7 @@ const nbd_counters *nbd_count(const nbd_client *client)
 
 const char *nbd_detail(const nbd_client *client)
 {
-    return client->detail;
+    return client->detail ? client->detail : ""; // NULL before nbd_init, if zeroed
 }
 
 int nbd_phase(const nbd_client *client)
