@@ -1681,12 +1681,16 @@ typedef struct nbdi_offer {
     size_t bytes;
 } nbdi_offer;
 
+// What an offer may sum up to: its acknowledgement is a ptrdiff_t.
+#define NBDI_OFFER_MOST ((size_t)-1 / 2)
+
 // Adds memory to an offer; what follows the last piece in memory joins it.
 // Returns 0 if the offer is full.
 static int nbdi_add(nbdi_offer *o, void *base, size_t size)
 {
     nbd_iovec *last = o->count ? &o->iov[o->count - 1] : NULL;
     if (size == 0) return 1;
+    if (size > NBDI_OFFER_MOST - o->bytes) return 0;
     if (last && (uint8_t *)last->base + last->size == (uint8_t *)base) {
         last->size += size;
     } else if (o->count < o->room) {
@@ -2080,9 +2084,11 @@ static void nbdi_make_room(nbd_client *c)
     }
 }
 
+// A full read-ahead that nbd_next cannot empty waits for sending (SETTLE).
 static int nbdi_takes_input(const nbd_client *c)
 {
-    return nbdi_alive(c) && c->state != NBDI_TLS && !c->in_over;
+    int full = c->in_end - c->in_start == c->buffer_size - c->head_size;
+    return nbdi_alive(c) && c->state != NBDI_TLS && !c->in_over && !full;
 }
 
 // Payload that may be received in place now: only with nothing buffered before it.
@@ -2794,24 +2800,25 @@ static int nbdi_step_extent(nbd_client *c, nbd_event *event)
     uint32_t each = c->got.protocol == NBD_PROTOCOL_EXTENDED ? 16 : 8;
     const nbd_slot *s = nbdi_reply_slot(c);
     const uint8_t *p = nbdi_take(c, each);
+    uint64_t size, flags;
     if (!p) return NBDI_WAIT;
-    nbdi_about(event, s);
-    event->offset = c->place;
-    event->context = c->found;
-    event->size = each == 16 ? nbdi_get64(p) : nbdi_get32(p);
-    event->flags = each == 16 ? nbdi_get64(p + 8) : nbdi_get32(p + 4);
+    size = each == 16 ? nbdi_get64(p) : nbdi_get32(p);
+    flags = each == 16 ? nbdi_get64(p + 8) : nbdi_get32(p + 4);
     c->left -= each;
-    if (c->contexts[c->found].narrow && event->flags > 0xffffffffu) {
+    if (c->contexts[c->found].narrow && flags > 0xffffffffu) {
         return nbdi_broken(c, NBDI_SAY("status flags above 32 bits in the namespace base"));
     }
-    if (!nbdi_extent_ok(c, s, event->size, c->left == 0)) {
+    if (!nbdi_extent_ok(c, s, size, c->left == 0)) {
         return nbdi_broken(c, NBDI_SAY("extent empty, too long, or behind the end of the request"));
     }
-    c->place += event->size;
-    if (c->left == 0) {
-        c->state = NBDI_END;
-    }
     event->type = NBD_EVENT_EXTENT;
+    nbdi_about(event, s);
+    event->offset = c->place;
+    event->size = size;
+    event->flags = flags;
+    event->context = c->found;
+    c->place += size;
+    if (c->left == 0) c->state = NBDI_END;
     return NBDI_EVENT;
 }
 
@@ -2888,7 +2895,7 @@ static int nbdi_config_ok(const nbd_config *config)
            config->slot_count <= NBD_SLOTS_MAX && config->buffer &&
            config->context_count <= 64 * NBD_RANGES &&
            (config->contexts || !config->context_count) &&
-           (config->query_count == 0 || (config->queries && config->contexts)) &&
+           (config->query_count == 0 || (config->queries && config->context_count)) &&
            !((flags & NBD_TLS_REQUIRE) && (flags & NBD_ONLY_EXPORT_NAME));
 }
 
@@ -3039,14 +3046,15 @@ static int nbdi_memory_ok(const nbd_client *c, const nbd_op *op)
 }
 
 // The largest size that may be asked for.  32 bits bound a read in every mode, since
-// its proof counts in 32 bits, as does memory on a 32-bit machine.
+// its proof counts in 32 bits; half of memory bounds what is counted in size_t.
 static uint64_t nbdi_largest(const nbd_client *c, uint32_t command)
 {
     uint64_t header = c->got.protocol == NBD_PROTOCOL_EXTENDED && !nbdi_carries_data(command)
                           ? UINT64_MAX
                           : 0xffffffffu;
     int limited = nbdi_carries_data(command) && !(c->config_flags & NBD_UNCHECKED_PAYLOAD);
-    return limited ? c->got.maximum_payload : header;
+    uint64_t most = limited ? c->got.maximum_payload : header;
+    return nbdi_carries_data(command) ? nbdi_min(most, NBDI_OFFER_MOST - 32) : most;
 }
 
 static int nbdi_check_range(const nbd_client *c, const nbd_op *op)
@@ -3077,7 +3085,10 @@ static int nbdi_check(const nbd_client *c, const nbd_op *op)
                !(c->config_flags & NBD_UNCHECKED_UNSUPPORTED)) {
         return NBD_ERR_UNSUPPORTED;
     }
-    if (op->contexts && !(c->got.flags & NBD_OFFERS_STATUS_PAYLOAD)) return NBD_ERR_UNSUPPORTED;
+    if (op->contexts &&
+        (c->got.protocol != NBD_PROTOCOL_EXTENDED || !(c->got.flags & NBD_OFFERS_STATUS_PAYLOAD))) {
+        return NBD_ERR_UNSUPPORTED;
+    }
     if (command == NBD_FLUSH) return op->offset || op->size ? NBD_ERR_ARG : 0;
     return nbdi_check_range(c, op);
 }
@@ -3186,7 +3197,7 @@ unsigned nbd_outgoing(nbd_client *client, nbd_iovec *iov, unsigned count, unsign
         c->head_sent = c->head_fill = 0;
     }
     more = c->transmission ? nbdi_offer_requests(c, &offer) : nbdi_offer_options(c, &offer);
-    c->out_offered = offer.bytes;
+    if (offer.bytes > c->out_offered) c->out_offered = offer.bytes;
     *flags = more ? NBD_SEND_MORE : 0;
     return offer.count;
 }
