@@ -258,6 +258,8 @@ static void init_refuses_long_names(void)
     config.queries = queries;
     config.query_count = 1;
     CHECK_EQUAL(nbd_init(&client, &config), NBD_ERR_NAME);
+    config.context_count = 0; // no room for what the query may select
+    CHECK_EQUAL(nbd_init(&client, &config), NBD_ERR_ARG);
     name[4096] = '\0';
     config.export_name = name;
     CHECK_EQUAL(nbd_init(&client, &config), 0);
@@ -572,7 +574,7 @@ static void arguments_that_make_no_command(void)
 
     ready();
     refused(0, 0, 0, SECTOR, NBD_ERR_ARG);
-    refused(8, 0, 0, SECTOR, NBD_ERR_ARG);
+    refused(NBD_RAW + 1, 0, 0, SECTOR, NBD_ERR_ARG);
     refused(NBD_READ, NBD_FUA, 0, SECTOR, NBD_ERR_ARG);
     refused(NBD_WRITE, NBD_NO_INIT, 0, SECTOR, NBD_ERR_ARG);
     refused(NBD_TRIM, NBD_NO_HOLE, 0, SECTOR, NBD_ERR_ARG);

@@ -122,6 +122,50 @@ static void asking_again_offers_the_same_and_more_behind(void)
     CHECK_EQUAL(send_pending(), 28 + DATA + 28);
 }
 
+static void asking_for_less_leaves_the_first_offer_open(void)
+{
+    nbd_iovec first[32], again[1];
+    unsigned flags = 0, count;
+
+    ready(sizeof buffer);
+    issue(NBD_WRITE, 0, DATA);
+    count = nbd_outgoing(&client, first, 32, &flags);
+    CHECK_EQUAL(nbd_outgoing(&client, again, 1, &flags), 1);
+    CHECK_EQUAL(again[0].size, 28);
+    CHECK_EQUAL(nbd_sent(&client, (ptrdiff_t)iov_sum(first, count)), 0);
+    CHECK_EQUAL(send_pending(), 0);
+}
+
+// The final reply of an option is in before the option has gone out, and the server
+// goes on talking: what it says fills the buffer and no more is taken.
+static void flood_behind_an_early_reply_does_not_spin(void)
+{
+    static const unsigned char greeting[18] = "NBDMAGICIHAVEOPT\0\3";
+    unsigned char refused[20] = "\0\3\350\211\4Ue\251\0\0\0\13\200\0\0\1";
+    nbd_config config = NBD_ZERO;
+    nbd_iovec iov[2];
+    unsigned flags, i;
+
+    config.slots = slots;
+    config.slot_count = SLOTS;
+    config.buffer = buffer;
+    config.buffer_size = NBD_BUFFER_MIN;
+    CHECK_EQUAL(nbd_init(&client, &config), 0);
+    CHECK_EQUAL(nbd_connect(&client, NULL), 0);
+    feed(greeting, sizeof greeting);
+    CHECK_EQUAL(next_type(), NBD_EVENT_NONE);
+    CHECK(nbd_outgoing(&client, iov, 2, &flags) > 0);
+    CHECK_EQUAL(nbd_sent(&client, NBD_IO_WRITE), 0);
+    feed(refused, sizeof refused);
+    for (i = 0; i < 3 && nbd_incoming(&client, iov, 2); i++) {
+        memset(iov[0].base, 0, iov[0].size);
+        CHECK_EQUAL(nbd_received(&client, (ptrdiff_t)iov[0].size), 0);
+        CHECK_EQUAL(next_type(), NBD_EVENT_NONE);
+    }
+    CHECK(i < 3);
+    CHECK_EQUAL(nbd_wants(&client), NBD_WANT_WRITE);
+}
+
 static void asking_again_offers_the_same_input_memory(void)
 {
     nbd_iovec first[2], again[2];
@@ -353,6 +397,8 @@ int main(int argc, char **argv)
 {
     check_begin(argc, argv);
     CHECK_CASE(asking_again_offers_the_same_and_more_behind);
+    CHECK_CASE(asking_for_less_leaves_the_first_offer_open);
+    CHECK_CASE(flood_behind_an_early_reply_does_not_spin);
     CHECK_CASE(asking_again_offers_the_same_input_memory);
     CHECK_CASE(reply_before_the_acknowledgement_finishes_only_after_it);
     CHECK_CASE(reply_to_a_header_that_was_not_offered_ends_it);
