@@ -260,6 +260,7 @@ static void init_refuses_long_names(void)
     CHECK_EQUAL(nbd_init(&client, &config), NBD_ERR_NAME);
     config.context_count = 0; // no room for what the query may select
     CHECK_EQUAL(nbd_init(&client, &config), NBD_ERR_ARG);
+    config.context_count = 1;
     name[4096] = '\0';
     config.export_name = name;
     CHECK_EQUAL(nbd_init(&client, &config), 0);
