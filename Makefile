@@ -28,7 +28,7 @@ PACKAGES := clang clang-format e2fsprogs g++ gcc-12-multilib git libc6-dev-i386 
     linux-libc-dev musl-tools nbd-server nbdkit pkg-config qemu-user qemu-utils tcc
 
 .DELETE_ON_ERROR:
-.PHONY: all tests demo check deps size format format-check install clean FORCE
+.PHONY: all tests demo check deps size bench-extents format format-check install clean FORCE
 
 all: $(EXAMPLES)
 
@@ -48,6 +48,9 @@ deps:
 size:
 	@CC='$(CC)' tests/size.sh table
 
+bench-extents: build/bench/extents
+	@build/bench/extents
+
 format:
 	clang-format -i $(SOURCES)
 
@@ -62,7 +65,7 @@ install: build/nbd.h.pc
 clean:
 	rm -rf build
 
-build build/examples build/tests:
+build build/examples build/tests build/bench:
 	mkdir -p $@
 
 # Written anew only when the flags change: everything is built again then.
@@ -79,6 +82,9 @@ build/examples/%: examples/%.c build/flags | build/examples
 	$(COMPILE) -MMD -MP -MF $@.d -o $@ $< $(LDFLAGS)
 
 build/tests/%: tests/%.c build/flags | build/tests
+	$(COMPILE) -MMD -MP -MF $@.d -o $@ $< $(LDFLAGS)
+
+build/bench/%: bench/%.c build/flags | build/bench
 	$(COMPILE) -MMD -MP -MF $@.d -o $@ $< $(LDFLAGS)
 
 -include $(wildcard build/*/*.d)
