@@ -11,7 +11,7 @@
 //   Options                       public: driving the handshake yourself
 //   Own I/O                       public: the engine without a transport
 //   Sockets                       public: a transport over a socket, dialling
-//   Convenience                   public: URIs, blocking calls
+//   Convenience                   public: URIs, blocking calls, the walker
 //   Implementation notes          private from here on
 //
 // EXAMPLE (this is examples/hello.c: it reads the first sector)
@@ -73,7 +73,8 @@
 //   - NULL is allowed only where a comment says so.
 //   - One client is used by one thread at a time.  Different clients share
 //     nothing and may run in different threads.
-//   - No call blocks but the nbd_sync_ ones and name resolution (nbd_dial_start).
+//   - No call blocks but the nbd_sync_ ones, nbd_walk_next and name resolution
+//     (nbd_dial_start).
 //   - You, your memory and your hooks are trusted.  No byte from the server is:
 //     no access out of bounds, no loop or wait without a bound, no byte handed
 //     out that the server did not send, whatever it sends.
@@ -92,7 +93,7 @@
 //                    8 bytes for each.
 //   NBD_NO_SOCKETS   leaves out the socket transport, dialling and nbd_sync_open
 //   NBD_NO_DIAL      leaves out dialling and nbd_sync_open (getaddrinfo)
-//   NBD_NO_CONVENIENCE  leaves out URIs and the nbd_sync_ calls
+//   NBD_NO_CONVENIENCE  leaves out URIs and the nbd_sync_ and nbd_walk_ calls
 //   NBD_STATIC       makes every function static; implies NBD_IMPLEMENTATION
 //   NBD_API          how public functions are declared, if you must
 // Macros that matter only to the file with the implementation:
@@ -273,7 +274,7 @@ typedef struct nbd_transport {
     // NULL, or: waits until one of `wants` (NBD_WANT_READ, NBD_WANT_WRITE) is
     // ready or *timeout_ms has passed, and takes the time that passed off
     // *timeout_ms; a negative *timeout_ms waits for ever and stays.  Returns
-    // what is ready, 0 at the time-out, NBD_IO_ERROR.  Only nbd_sync_ calls it.
+    // what is ready, 0 at the time-out, NBD_IO_ERROR.  Only blocking calls call it.
     int (*wait)(void *context, unsigned wants, int *timeout_ms);
 } nbd_transport;
 
@@ -919,6 +920,14 @@ NBD_API int nbd_uri_parse(nbd_uri *uri, const char *text, char *memory, size_t m
 // returns the length without it.  to, from: this call.
 NBD_API size_t nbd_escape(char *to, size_t room, const char *from, size_t size);
 
+// How many of `size` bytes one command may take from this server: all of them if it can,
+// else a whole number of preferred blocks, which is one of minimum blocks too.  The limit
+// is maximum_payload for READ, WRITE and CACHE (qemu-nbd refuses more), for the others
+// what the header can say: 32 bits without extended headers.  From READY on it is above
+// 0 if `size` is.  command: enum nbd_command.
+// Chapter "Size constraints".
+NBD_API uint64_t nbd_fit(const nbd_client *client, uint32_t command, uint64_t size);
+
 // Blocking calls for small tools.  They drive `client` to the end of one command;
 // one struct, one client.  Zero it, then set timeout_ms and client.
 //
@@ -972,11 +981,75 @@ NBD_API int nbd_sync_trim(nbd_sync *sync, uint64_t size, uint64_t offset, uint32
 NBD_API int nbd_sync_cache(nbd_sync *sync, uint64_t size, uint64_t offset);
 NBD_API int nbd_sync_write_zeroes(nbd_sync *sync, uint64_t size, uint64_t offset, uint32_t flags);
 
+// Makes a range read as zero on any server that lets itself be written to; never by TRIM,
+// which promises nothing about what is read.  The range is zeroed in order, piece by
+// piece; a piece that the server refuses (NBD_ENOTSUP, NBD_EINVAL, NBD_EOVERFLOW) is
+// tried in the next of these ways, which then serves for the rest of the range:
+//   WRITE_ZEROES with NBD_FAST_ZERO, if `flags` and the server have it; WRITE_ZEROES;
+//   WRITE_ZEROES of at most the maximum payload; WRITE of `zeroes`.
+// What the server does not offer is left out.  NBD_NO_HOLE says nothing to a WRITE.
+// size, offset: bytes.  flags: NBD_FUA, NBD_NO_HOLE, NBD_FAST_ZERO.
+// zeroes: NULL, never to WRITE; or zeroes_size bytes of zero, at least a minimum block,
+// aligned as you like it.  Every WRITE starts at its first byte and is a whole number of
+// minimum blocks; it is only read, and held for this call.
+// Errors besides the above: NBD_ERR_ARG (another flag), NBD_ERR_BUFFER (zeroes_size below
+// the minimum block), NBD_ERR_BOUNDS and NBD_ERR_BLOCK_SIZE (of the whole range, before
+// anything is sent), NBD_ERR_UNSUPPORTED (NBD_FUA, or, with NULL, WRITE_ZEROES is not
+// offered).  After an error from the server a part of the range may be zero already.
+// Chapter "Request types".
+NBD_API int nbd_sync_zero(nbd_sync *sync, uint64_t size, uint64_t offset, uint32_t flags,
+                          const void *zeroes, size_t zeroes_size);
+
 // Disconnects, waits for the end, closes what nbd_sync_open opened.  Call it in
 // every case, after errors too; harmless on a zeroed struct, and twice.
 // Returns 0, or the error that the session ended with; NBD_ERR_BUSY, with nothing
 // closed, while requests of nbd_issue are in flight.
 NBD_API int nbd_sync_close(nbd_sync *sync);
+
+// A walk through a range of the export, step by step, with all metadata contexts side by
+// side.  A step ends where the status flags of any context change, and nowhere else: what
+// the server cuts in pieces is joined, what it tells about bytes outside the range is cut
+// off.
+//
+//     error = nbd_walk_start(&walk, &sync, size, 0, memory, sizeof memory / sizeof memory[0]);
+//     while (!error && !(error = nbd_walk_next(&walk)) && walk.size > 0) {
+//         ... walk.offset, walk.size, walk.flags[0] ...
+//     }
+typedef struct nbd_walk {
+    uint64_t offset;       // of the step: bytes from the start of the export
+    uint64_t size;         // of the step: bytes; 0 when the walk is over
+    const uint64_t *flags; // of the step: status flags as sent, one for each context by
+                           // its index; held until the next call on this walk
+    nbd_sync *sync;        // Private from here on
+    uint64_t *memory;      // flags, then counts, then extents of each context
+    uint64_t end;          // of the range
+    uint64_t known;        // up to here the extents of every context are in memory
+    uint64_t window;       // bytes that are worth asking for at once
+    size_t room;           // extents of each context
+    uint32_t contexts;
+    uint32_t dropped; // 1 if the reply had more than memory could take
+} nbd_walk;
+
+// Starts a walk; sends nothing.  memory: memory_count numbers, 2 + 2 * n for each metadata
+// context to take n extents of it from a reply, n at least 1; more memory, fewer queries.
+// size, offset: bytes; any, whatever the minimum block is.
+// walk: filled in every case.  walk, sync, memory: held until the last nbd_walk_next.
+// Errors: NBD_ERR_STATE (no session), NBD_ERR_BUSY, NBD_ERR_UNSUPPORTED (no metadata
+// context was agreed on), NBD_ERR_BOUNDS, NBD_ERR_BUFFER (memory too small).
+NBD_API int nbd_walk_start(nbd_walk *walk, nbd_sync *sync, uint64_t size, uint64_t offset,
+                           uint64_t *memory, size_t memory_count);
+
+// Takes the next step.  Blocks if it has to ask the server, under the rules of the
+// nbd_sync_ calls; between two steps the session may be used for other calls.  Each
+// query takes the walk further by a byte at least, or is an error.
+// Returns 0 with a step, or with size 0: the range is over, and stays so.  After an error
+// the step is what was known before it (size may be 0); the next call asks again behind it.
+// Errors: as nbd_sync_ calls; NBD_ERR_STATE also if nbd_walk_start did not succeed or the
+// session has other contexts now; NBD_ERR_PROTOCOL (the server told nothing new, the
+// connection lives), NBD_ERR_BLOCK_SIZE (what is left of the export is smaller than its
+// minimum block: it cannot be asked for, and the server did not tell it unasked).
+// Chapter "NBD_CMD_BLOCK_STATUS".
+NBD_API int nbd_walk_next(nbd_walk *walk);
 
 #endif // NBD_NO_CONVENIENCE
 
@@ -4639,6 +4712,7 @@ typedef struct nbdi_sync_call {
     uint32_t option; // the one that sync->message is about
     int over;
     int result;
+    nbd_walk *walk; // that asks for block status
 } nbdi_sync_call;
 
 // Milliseconds.  Without a clock a MiB that moved counts as one, which is more than
@@ -4707,13 +4781,53 @@ static void nbdi_sync_closed(nbdi_sync_call *call, const nbd_event *event)
     nbdi_sync_finish(call, NBD_ERR_CLOSED);
 }
 
-// Options and TLS that the caller wants to drive are not for blocking calls.
+// How far the steps have come.
+static uint64_t nbdi_walk_at(const nbd_walk *walk)
+{
+    return walk->offset + walk->size;
+}
+
+// Counts what a context has in memory while a reply comes, later what of it is passed.
+static uint64_t *nbdi_walk_count(const nbd_walk *walk, uint32_t context)
+{
+    return walk->memory + walk->contexts + context;
+}
+
+// The extents of a context in memory: where each ends, and its status flags.
+static uint64_t *nbdi_walk_extent(const nbd_walk *walk, uint32_t context, uint64_t index)
+{
+    size_t before = walk->contexts + walk->room * context + (size_t)index;
+    return walk->memory + 2 * before;
+}
+
+// Stores an extent, or makes the one before it longer.  One is dropped when there is no
+// room: those behind it do not begin where the last stored one ends, so they are too.
+static void nbdi_walk_take(nbd_walk *walk, const nbd_event *event)
+{
+    uint64_t *count = nbdi_walk_count(walk, event->context);
+    uint64_t *last = *count > 0 ? nbdi_walk_extent(walk, event->context, *count - 1) : NULL;
+    uint64_t end = event->offset + event->size;
+    if (end <= nbdi_walk_at(walk)) return;
+    if (last != NULL && last[0] == event->offset && last[1] == event->flags) {
+        last[0] = end;
+    } else if (*count < walk->room) {
+        last = nbdi_walk_extent(walk, event->context, (*count)++);
+        last[0] = end;
+        last[1] = event->flags;
+    } else {
+        walk->dropped = 1;
+    }
+}
+
+// Options and TLS that the caller wants to drive are not for blocking calls.  Only a walk
+// asks for extents.
 static void nbdi_sync_event(nbdi_sync_call *call, const nbd_event *event)
 {
     switch (event->type) {
     case NBD_EVENT_TEXT:
         if (event->text_kind == NBD_TEXT_MESSAGE) nbdi_sync_hear(call, event);
         break;
+    case NBD_EVENT_EXTENT: nbdi_walk_take(call->walk, event); break;
     case NBD_EVENT_CLOSED: nbdi_sync_closed(call, event); break;
     case NBD_EVENT_OPTION:
     case NBD_EVENT_STARTTLS: nbdi_sync_finish(call, NBD_ERR_STATE); break;
@@ -4875,17 +4989,18 @@ int nbd_sync_open(nbd_sync *sync, const nbd_address *address)
 
 #endif
 
-// The most bytes of one command: a whole number of minimum blocks.  CACHE counts as a
-// transfer, because qemu-nbd refuses it above its maximum payload.
-static uint64_t nbdi_sync_limit(const nbd_export *got, uint32_t command)
+// Preferred blocks and not minimum blocks: a server may round up inside, and 2^32 - 1
+// rounded up does not fit 32 bits any more.
+uint64_t nbd_fit(const nbd_client *client, uint32_t command, uint64_t size)
 {
+    const nbd_export *got = nbd_negotiated(client);
     uint64_t most = UINT32_MAX;
     if (command == NBD_READ || command == NBD_WRITE || command == NBD_CACHE) {
         most = got->maximum_payload;
     } else if (got->protocol == NBD_PROTOCOL_EXTENDED) {
         most = UINT64_MAX;
     }
-    return most & ~((uint64_t)got->minimum_block - 1);
+    return size <= most ? size : most & ~((uint64_t)got->preferred_block - 1);
 }
 
 // Refuses as a whole what nbd_issue would refuse in its last part only, when the others
@@ -4914,11 +5029,12 @@ static void nbdi_sync_advance(nbd_op *op)
 
 static int nbdi_sync_parts(nbdi_sync_call *call, nbd_op *op)
 {
-    const nbd_export *got = nbd_negotiated(call->sync->client);
-    uint64_t left = op->size, limit = nbdi_sync_limit(got, op->command);
-    int error = left > limit ? nbdi_sync_check_parts(got, op) : NBD_OK;
+    const nbd_client *client = call->sync->client;
+    uint64_t left = op->size;
+    int whole = nbd_fit(client, op->command, left) == left;
+    int error = whole ? NBD_OK : nbdi_sync_check_parts(nbd_negotiated(client), op);
     while (left > 0 && !error) {
-        op->size = left < limit ? left : limit;
+        op->size = nbd_fit(client, op->command, left);
         error = nbdi_sync_one(call, op);
         left -= op->size;
         nbdi_sync_advance(op);
@@ -4987,6 +5103,106 @@ int nbd_sync_write_zeroes(nbd_sync *sync, uint64_t size, uint64_t offset, uint32
     return nbdi_sync_bare(sync, NBD_WRITE_ZEROES, size, offset, flags);
 }
 
+// A range being zeroed.
+typedef struct nbdi_zeroing {
+    nbd_op op;           // how the next piece is tried
+    uint64_t left;       // bytes still to be zeroed
+    uint64_t most;       // bytes of a piece
+    const void *zeroes;  // NULL: never write
+    uint64_t write_most; // bytes of zeroes that are used
+} nbdi_zeroing;
+
+static void nbdi_zero_by_writing(nbdi_zeroing *zeroing)
+{
+    zeroing->op.command = NBD_WRITE;
+    zeroing->op.flags &= NBD_FUA;
+    zeroing->op.data = zeroing->zeroes;
+    zeroing->most = zeroing->write_most;
+}
+
+// Turns to the next way of zeroing: 0 if there is none.  A server that zeroes through a
+// scratch buffer may refuse more than the maximum payload at once.
+static int nbdi_zero_otherwise(nbdi_zeroing *zeroing, const nbd_client *client)
+{
+    uint64_t payload = nbd_fit(client, NBD_WRITE, zeroing->op.size);
+    if (zeroing->op.command == NBD_WRITE) return 0;
+    if (zeroing->op.flags & NBD_FAST_ZERO) {
+        zeroing->op.flags &= ~(uint32_t)NBD_FAST_ZERO;
+    } else if (zeroing->op.size > payload) {
+        zeroing->most = payload;
+    } else if (zeroing->zeroes != NULL) {
+        nbdi_zero_by_writing(zeroing);
+    } else {
+        return 0;
+    }
+    return 1;
+}
+
+static int nbdi_zero_refused(int error)
+{
+    return error == NBD_ENOTSUP || error == NBD_EINVAL || error == NBD_EOVERFLOW;
+}
+
+// What a refusal said is no error of the call if another way works.
+static int nbdi_zero_parts(nbdi_sync_call *call, nbdi_zeroing *zeroing)
+{
+    const nbd_client *client = call->sync->client;
+    nbd_op *op = &zeroing->op;
+    while (zeroing->left > 0) {
+        uint64_t most = zeroing->left < zeroing->most ? zeroing->left : zeroing->most;
+        int error;
+        op->size = nbd_fit(client, op->command, most);
+        error = nbdi_sync_one(call, op);
+        if (!error) {
+            zeroing->left -= op->size;
+            op->offset += op->size;
+        } else if (nbdi_zero_refused(error) && nbdi_zero_otherwise(zeroing, client)) {
+            call->sync->message[0] = '\0';
+        } else {
+            return error;
+        }
+    }
+    return NBD_OK;
+}
+
+// Without a buffer it is nbd_issue that says why WRITE_ZEROES is not allowed.
+static void nbdi_zero_begin(nbdi_zeroing *zeroing, const nbd_client *client)
+{
+    nbd_op *op = &zeroing->op;
+    op->command = NBD_WRITE_ZEROES;
+    if (!nbd_allows(client, op->command, op->flags)) {
+        op->flags &= ~(uint32_t)NBD_FAST_ZERO;
+    }
+    if (zeroing->zeroes != NULL && !nbd_allows(client, op->command, op->flags)) {
+        nbdi_zero_by_writing(zeroing);
+    }
+}
+
+int nbd_sync_zero(nbd_sync *sync, uint64_t size, uint64_t offset, uint32_t flags,
+                  const void *zeroes, size_t zeroes_size)
+{
+    nbdi_sync_call call;
+    nbdi_zeroing zeroing;
+    const nbd_export *got;
+    int error = nbdi_sync_begin(&call, sync);
+    sync->message[0] = '\0';
+    if (error) return error;
+    got = nbd_negotiated(sync->client);
+    memset(&zeroing, 0, sizeof zeroing);
+    zeroing.op.flags = flags;
+    zeroing.op.offset = offset;
+    zeroing.op.size = zeroing.left = size;
+    zeroing.most = UINT64_MAX;
+    zeroing.zeroes = zeroes;
+    zeroing.write_most = zeroes_size & ~((uint64_t)got->minimum_block - 1);
+    if (flags & ~(uint32_t)(NBD_FUA | NBD_NO_HOLE | NBD_FAST_ZERO)) return NBD_ERR_ARG;
+    if (zeroes != NULL && zeroing.write_most == 0) return NBD_ERR_BUFFER;
+    error = nbdi_sync_check_parts(got, &zeroing.op);
+    if (error) return error;
+    nbdi_zero_begin(&zeroing, sync->client);
+    return nbdi_zero_parts(&call, &zeroing);
+}
+
 // The message stays: it belongs to the call whose error led here.
 static int nbdi_sync_end(nbd_sync *sync)
 {
@@ -5004,6 +5220,164 @@ int nbd_sync_close(nbd_sync *sync)
     if (error == NBD_ERR_BUSY) return error;
     sync->transport = NULL;
     nbdi_sync_release(sync);
+    return error;
+}
+
+// The walker.  Each query fills the memory of every context with what follows the last
+// step; then steps are cut out of it until one context has no more.  A query starts at
+// a whole block, so it may tell once more of bytes that were passed.
+
+int nbd_walk_start(nbd_walk *walk, nbd_sync *sync, uint64_t size, uint64_t offset, uint64_t *memory,
+                   size_t memory_count)
+{
+    nbdi_sync_call call;
+    const nbd_export *got;
+    int error = nbdi_sync_begin(&call, sync);
+    memset(walk, 0, sizeof *walk);
+    if (error) return error;
+    got = nbd_negotiated(sync->client);
+    if (got->context_count == 0) return NBD_ERR_UNSUPPORTED;
+    if (offset > got->size || size > got->size - offset) return NBD_ERR_BOUNDS;
+    if (memory_count / got->context_count < 4) return NBD_ERR_BUFFER;
+    walk->offset = walk->known = offset;
+    walk->end = offset + size;
+    walk->window = UINT64_MAX;
+    walk->memory = memory;
+    walk->flags = memory;
+    walk->contexts = got->context_count;
+    walk->room = memory_count / got->context_count / 2 - 1;
+    walk->sync = sync;
+    return NBD_OK;
+}
+
+static uint64_t nbdi_walk_round_down(uint64_t place, uint64_t block)
+{
+    return place & ~(block - 1);
+}
+
+// What to ask for: whole minimum blocks around the rest of the range, as far as the export
+// has them.  Where `to` is rounded up it stays below `whole`.
+static int nbdi_walk_aim(const nbd_walk *walk, nbd_op *op)
+{
+    const nbd_export *got = nbd_negotiated(walk->sync->client);
+    uint64_t block = got->minimum_block, whole = nbdi_walk_round_down(got->size, block);
+    uint64_t from = nbdi_walk_round_down(nbdi_walk_at(walk), block), to = walk->end;
+    if (from >= whole) return NBD_ERR_BLOCK_SIZE;
+    if (walk->window < to - from) to = from + walk->window;
+    to = to > whole ? whole : nbdi_walk_round_down(to + block - 1, block);
+    op->command = NBD_BLOCK_STATUS;
+    op->offset = from;
+    op->size = nbd_fit(walk->sync->client, NBD_BLOCK_STATUS, to - from);
+    return NBD_OK;
+}
+
+// Where the context that was told the least of ends, but not behind the range.
+static uint64_t nbdi_walk_reached(const nbd_walk *walk)
+{
+    uint64_t reached = walk->end;
+    uint32_t i;
+    for (i = 0; i < walk->contexts; i++) {
+        uint64_t count = *nbdi_walk_count(walk, i);
+        uint64_t end = count > 0 ? nbdi_walk_extent(walk, i, count - 1)[0] : 0;
+        if (end < reached) reached = end;
+    }
+    return reached;
+}
+
+// The next query starts at a preferred block where that is progress too.
+static uint64_t nbdi_walk_trim(const nbd_walk *walk, uint64_t reached)
+{
+    const nbd_export *got = nbd_negotiated(walk->sync->client);
+    uint64_t block = nbdi_walk_round_down(reached, got->preferred_block);
+    return reached < walk->end && block > nbdi_walk_at(walk) ? block : reached;
+}
+
+// Asks for as much as was of use the last time, if that was less than came: else a server
+// with many extents would send most of them again and again.
+static void nbdi_walk_pace(nbd_walk *walk, uint64_t used)
+{
+    if (walk->dropped) {
+        walk->window = used;
+    } else {
+        walk->window = walk->window > UINT64_MAX / 2 ? UINT64_MAX : walk->window * 2;
+    }
+}
+
+static void nbdi_walk_rewind(nbd_walk *walk)
+{
+    uint32_t i;
+    for (i = 0; i < walk->contexts; i++) {
+        *nbdi_walk_count(walk, i) = 0;
+    }
+}
+
+static int nbdi_walk_ask(nbdi_sync_call *call, nbd_walk *walk)
+{
+    nbd_op op = NBD_ZERO;
+    uint64_t reached;
+    int error = nbdi_walk_aim(walk, &op);
+    if (error) return error;
+    nbdi_walk_rewind(walk);
+    walk->dropped = 0;
+    error = nbdi_sync_one(call, &op);
+    if (error) return error;
+    reached = nbdi_walk_reached(walk);
+    if (reached <= nbdi_walk_at(walk)) return NBD_ERR_PROTOCOL;
+    walk->known = nbdi_walk_trim(walk, reached);
+    nbdi_walk_pace(walk, walk->known - op.offset);
+    nbdi_walk_rewind(walk);
+    return NBD_OK;
+}
+
+// The extent of a context that holds the next byte; it is in memory.
+static const uint64_t *nbdi_walk_current(const nbd_walk *walk, uint32_t context)
+{
+    uint64_t *passed = nbdi_walk_count(walk, context);
+    while (nbdi_walk_extent(walk, context, *passed)[0] <= nbdi_walk_at(walk)) {
+        (*passed)++;
+    }
+    return nbdi_walk_extent(walk, context, *passed);
+}
+
+// Makes the step longer by the bytes in which no context changes: 0 if it is over.
+static int nbdi_walk_join(nbd_walk *walk)
+{
+    uint64_t end = walk->known;
+    uint32_t i;
+    for (i = 0; i < walk->contexts; i++) {
+        const uint64_t *extent = nbdi_walk_current(walk, i);
+        if (walk->size > 0 && extent[1] != walk->flags[i]) return 0;
+        if (walk->size == 0) walk->memory[i] = extent[1];
+        if (extent[0] < end) end = extent[0];
+    }
+    walk->size = end - walk->offset;
+    return 1;
+}
+
+// A session that was opened anew may have other contexts, and memory is split for these.
+static int nbdi_walk_begin(nbdi_sync_call *call, nbd_walk *walk)
+{
+    int error;
+    if (walk->sync == NULL) return NBD_ERR_STATE;
+    error = nbdi_sync_begin(call, walk->sync);
+    if (error) return error;
+    walk->sync->message[0] = '\0';
+    call->walk = walk;
+    return nbd_negotiated(walk->sync->client)->context_count == walk->contexts ? NBD_OK
+                                                                               : NBD_ERR_STATE;
+}
+
+int nbd_walk_next(nbd_walk *walk)
+{
+    nbdi_sync_call call;
+    int error;
+    walk->offset = nbdi_walk_at(walk);
+    walk->size = 0;
+    error = nbdi_walk_begin(&call, walk);
+    while (!error && nbdi_walk_at(walk) < walk->end) {
+        if (walk->known == nbdi_walk_at(walk)) error = nbdi_walk_ask(&call, walk);
+        if (!error && !nbdi_walk_join(walk)) break;
+    }
     return error;
 }
 
