@@ -46,7 +46,8 @@
 //         if (!error) error = nbd_sync_read(&sync, sector, sizeof sector, 0);
 //         nbd_sync_close(&sync);
 //         if (error) {
-//             fprintf(stderr, "hello: %s. %s%s\n", nbd_strerror(error), sync.message, uri.detail);
+//             fprintf(stderr, "hello: %s: %s %s%s\n", where, nbd_strerror(error), sync.message,
+//                     uri.detail);
 //             return 1;
 //         }
 //         return fwrite(sector, 1, sizeof sector, stdout) != sizeof sector || fflush(stdout);
@@ -55,12 +56,11 @@
 // THE LOOP (what a program does that has its own event loop)
 //
 //     nbd_connect(&client, &io.transport);
-//     for (;;) {
+//     while ((wants = nbd_wants(&client)) != 0) {   // READ | WRITE | NOW, 0: over
+//         ready = wait for READ and WRITE; with NOW look, but do not wait
 //         nbd_poll(&client, ready);                 // moves bytes, both ways
 //         while (nbd_next(&client, &event)) { ... } // hands out what happened
 //         ... nbd_issue(&client, &op, &id) ...      // new commands, if any
-//         wants = nbd_wants(&client);               // READ | WRITE | NOW, 0: over
-//         ready = wait for READ and WRITE; with NOW look, but do not wait
 //     }
 //
 // RULES
@@ -174,7 +174,7 @@ extern "C" {
     X(NBD_ENOTSUP, 95, "operation not supported (server)") \
     X(NBD_ESHUTDOWN, 108, "server is shutting down") \
     /* Misuse or refusal on this side: nothing was done, nothing was sent. */ \
-    X(NBD_ERR_ARG, -1, "argument out of range") \
+    X(NBD_ERR_ARG, -1, "argument missing, not allowed here, or out of range") \
     X(NBD_ERR_STATE, -2, "call not allowed in this state") \
     X(NBD_ERR_FULL, -3, "every request slot is taken") \
     X(NBD_ERR_ABI, -4, "compiled with other layout macros or version than the implementation") \
@@ -274,7 +274,7 @@ typedef struct nbd_transport {
     // NULL, or: waits until one of `wants` (NBD_WANT_READ, NBD_WANT_WRITE) is
     // ready or *timeout_ms has passed, and takes the time that passed off
     // *timeout_ms; a negative *timeout_ms waits for ever and stays.  Returns
-    // what is ready, 0 at the time-out, NBD_IO_ERROR.  Only blocking calls call it.
+    // what is ready (as an int), 0 at the time-out, NBD_IO_ERROR.  Only blocking calls call it.
     int (*wait)(void *context, unsigned wants, int *timeout_ms);
 } nbd_transport;
 
@@ -314,8 +314,8 @@ typedef struct nbd_op {
     uint32_t flags;       // NBD_FUA ...
     uint64_t offset;      // bytes from the start of the export; FLUSH: 0
     uint64_t size;        // bytes; FLUSH: 0
-    void *buffer;         // READ: where to
-    const void *data;     // WRITE: where from
+    void *buffer;         // READ: where to; NULL for WRITE
+    const void *data;     // WRITE: where from; NULL for READ
     const nbd_iovec *iov; // READ and WRITE: the same in pieces that sum up to
                           // `size`; `buffer` and `data` are NULL then.  A
                           // WRITE does not change what they point to.
@@ -604,7 +604,8 @@ typedef struct nbd_client {
 
 /// Session ///
 
-// Prepares a client.  Every field is set; nothing is sent.  Also resets a
+// Prepares a client.  On success every field is set, on an error none; nothing is sent.
+// Also resets a
 // client in any state: requests in flight are then forgotten without events.
 // client: until its last use.  config: this call; what it points to: life of
 // the client.
@@ -855,6 +856,7 @@ typedef struct nbd_dial {
 // Begins to connect.  Resolves the name of a TCP address, which may block and is
 // the only thing here that does; then starts the first attempt.
 // dial: until nbd_dial_step ends it or nbd_dial_stop.  address: this call.
+// Returns 0: wait until dial->socket is writable, then call nbd_dial_step.
 // Errors: NBD_ERR_RESOLVE, NBD_ERR_CONNECT (no attempt could be started),
 // NBD_ERR_ARG (path too long, member missing), NBD_ERR_UNSUPPORTED (this
 // platform has no such sockets).  After an error nothing is left open.
@@ -863,12 +865,11 @@ NBD_API int nbd_dial_start(nbd_dial *dial, const nbd_address *address);
 // Goes on connecting without blocking; each address of a name is tried in turn.
 // Call it when dial->socket is writable, or has failed.  An attempt that hangs is
 // given up with nbd_dial_next.
-// Returns 1: connected; dial->socket is now yours, non-blocking, with TCP_NODELAY
-// on TCP.  0: wait until dial->socket is writable, then call again; it may be
-// another socket than before, under the same number too.  Errors also:
-// NBD_ERR_STATE after the end.
-// Errors: NBD_ERR_CONNECT (no address is left; dial->os_error is the last
-// attempt's).  After 1 or an error nothing else is left open.
+// Returns 1 (not 0): connected; dial->socket is now yours, non-blocking, with
+// TCP_NODELAY on TCP.  0: wait until dial->socket is writable, then call again; it may
+// be another socket than before, under the same number too.
+// Errors: NBD_ERR_STATE after the end, NBD_ERR_CONNECT (no address is left;
+// dial->os_error is the last attempt's).  After 1 or an error nothing else is left open.
 NBD_API int nbd_dial_step(nbd_dial *dial);
 
 // Gives up the attempt under way as timed out and starts the next address.
@@ -1002,8 +1003,9 @@ NBD_API int nbd_sync_zero(nbd_sync *sync, uint64_t size, uint64_t offset, uint32
 
 // Disconnects, waits for the end, closes what nbd_sync_open opened.  Call it in
 // every case, after errors too; harmless on a zeroed struct, and twice.
-// Returns 0, or the error that the session ended with; NBD_ERR_BUSY, with nothing
-// closed, while requests of nbd_issue are in flight.
+// Returns 0 (also if the session was over before), or the error that it ended with;
+// NBD_ERR_BUSY, with nothing closed, while requests of nbd_issue are in flight: pull
+// their DONE events first, after nbd_abandon if need be.
 NBD_API int nbd_sync_close(nbd_sync *sync);
 
 // A walk through a range of the export, step by step, with all metadata contexts side by
@@ -3444,6 +3446,7 @@ int nbd_next(nbd_client *client, nbd_event *event)
     int step;
     memset(event, 0, sizeof *event);
     event->detail = "";
+    if (!client->slots) return 0; // zeroed, and never prepared by nbd_init
     do {
         step = nbdi_step(client, event);
         if (step == NBDI_WAIT && nbdi_starved(client)) {
@@ -3929,7 +3932,7 @@ void nbd_socket_close(nbd_socket socket)
 #endif
 }
 
-#ifndef NBD_NO_DIAL
+#if !defined(NBD_NO_DIAL) && defined(AI_PASSIVE)
 
 #define NBDI_DEFAULT_PORT 10809u
 #define NBDI_DEFAULT_PORT_TEXT "10809"
@@ -5208,8 +5211,9 @@ static int nbdi_sync_end(nbd_sync *sync)
 {
     nbdi_sync_call call;
     int error = nbdi_sync_begin(&call, sync);
-    if (!error) error = nbd_disconnect(sync->client);
-    return error ? error : nbdi_sync_await(&call, NBD_EVENT_CLOSED, 0);
+    if (error || nbd_phase(sync->client) == NBD_PHASE_IDLE) return error;
+    (void)nbd_disconnect(sync->client); // refused only where CLOSED is about to come anyway
+    return nbdi_sync_await(&call, NBD_EVENT_CLOSED, 0);
 }
 
 // Requests of nbd_issue keep the session open; without a session there is nothing
