@@ -549,7 +549,8 @@ typedef struct nbd_client {
     uint8_t closing;         // 1 once no new command is taken
     uint8_t fresh;           // 1 if nbd_next may have something
     uint8_t handshake_flags; // the server's, as far as they count
-    int16_t error;           // first error of the connection
+    int16_t error;           // first error of the session, for CLOSED
+    int16_t cause;           // what ended the connection, for requests in flight
     const char *detail;
     const nbd_transport *transport;
     nbd_export got;
@@ -1496,6 +1497,7 @@ static void nbdi_note_error(nbd_client *c, int error, const char *detail)
 static int nbdi_fail(nbd_client *c, int error, const char *detail)
 {
     nbdi_note_error(c, error, detail);
+    if (!c->cause) c->cause = (int16_t)error;
     c->state = NBDI_DEAD;
     c->fresh = 1;
     return NBDI_AGAIN;
@@ -1540,7 +1542,7 @@ static int nbdi_result(const nbd_client *c, nbd_slot *s)
 {
     if (s->server_error) return nbdi_known_error(s->server_error);
     if (s->error) return s->error;
-    if (!(s->state & NBDI_REPLIED) || !(s->state & NBDI_SENT)) return c->error;
+    if (!(s->state & NBDI_REPLIED) || !(s->state & NBDI_SENT)) return c->cause;
     if (s->command == NBD_READ && !nbdi_covered(s)) return NBD_ERR_GAP;
     if (s->command == NBD_BLOCK_STATUS &&
         nbdi_contexts_reported(s, c->got.context_count) != c->got.context_count) {
@@ -1758,6 +1760,7 @@ typedef struct nbdi_offer {
 
 // What an offer may sum up to: its acknowledgement is a ptrdiff_t.
 #define NBDI_OFFER_MOST ((size_t)-1 / 2)
+#define NBDI_DATA_MOST (NBDI_OFFER_MOST - 32) // with its header
 
 // Adds memory to an offer; what follows the last piece in memory joins it.
 // Returns 0 if the offer is full.
@@ -2475,6 +2478,10 @@ static int nbdi_accept(nbd_client *c, nbd_event *event)
             return nbdi_fail(c, NBD_ERR_INJECTED,
                              NBDI_SAY("bytes behind the acknowledgement of STARTTLS"));
         }
+        if (c->closing) {
+            c->state = NBDI_DEAD; // the server waits for a TLS handshake, and nothing else
+            return NBDI_AGAIN;
+        }
         c->state = NBDI_TLS;
         event->type = NBD_EVENT_STARTTLS;
         return NBDI_EVENT;
@@ -3035,7 +3042,7 @@ int nbd_connect(nbd_client *client, const nbd_transport *transport)
     if (c->state != NBDI_IDLE && c->state != NBDI_ENDED) return NBD_ERR_STATE;
     c->transport = transport;
     c->state = NBDI_MAGIC;
-    c->error = 0;
+    c->error = c->cause = 0;
     c->detail = "";
     memset(&c->got, 0, sizeof c->got);
     nbdi_forget_export(c);
@@ -3113,7 +3120,8 @@ static int nbdi_memory_ok(const nbd_client *c, const nbd_op *op)
     switch (op->command) {
     case NBD_READ: return op->buffer && !op->data;
     case NBD_WRITE: return op->data && !op->buffer;
-    case NBD_RAW: return op->raw_type <= 0xffffu && !op->buffer;
+    case NBD_RAW:
+        return op->raw_type <= 0xffffu && !op->buffer && (!op->data || op->size <= NBDI_DATA_MOST);
     case NBD_BLOCK_STATUS:
         return !op->data && (op->contexts ? nbdi_contexts_ok(c, op) : !op->buffer);
     default: return !op->buffer && !op->data;
@@ -3129,7 +3137,7 @@ static uint64_t nbdi_largest(const nbd_client *c, uint32_t command)
                           : 0xffffffffu;
     int limited = nbdi_carries_data(command) && !(c->config_flags & NBD_UNCHECKED_PAYLOAD);
     uint64_t most = limited ? c->got.maximum_payload : header;
-    return nbdi_carries_data(command) ? nbdi_min(most, NBDI_OFFER_MOST - 32) : most;
+    return nbdi_carries_data(command) ? nbdi_min(most, NBDI_DATA_MOST) : most;
 }
 
 static int nbdi_check_range(const nbd_client *c, const nbd_op *op)
@@ -3518,7 +3526,9 @@ int nbd_phase(const nbd_client *client)
     case NBDI_TLS: return NBD_PHASE_STARTTLS;
     case NBDI_CLOSING:
     case NBDI_DEAD: return NBD_PHASE_CLOSING;
-    default: return c->transmission ? NBD_PHASE_TRANSMISSION : NBD_PHASE_OPTIONS;
+    default:
+        if (c->closing) return NBD_PHASE_CLOSING;
+        return c->transmission ? NBD_PHASE_TRANSMISSION : NBD_PHASE_OPTIONS;
     }
 }
 
