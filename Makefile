@@ -2,6 +2,7 @@
 #
 # CC, CXX, CFLAGS, CPPFLAGS, LDFLAGS, PREFIX and DESTDIR are yours; the flags
 # that this project needs are in STD and WARN and stay whatever you set.
+# V=1 shows whole commands.
 
 CFLAGS ?= -O2 -g
 PREFIX ?= /usr/local
@@ -14,6 +15,7 @@ ifeq ($(CI),true)
 WARN += -Werror
 endif
 COMPILE = $(CC) $(STD) $(WARN) -I. $(CPPFLAGS) $(CFLAGS)
+BUILD = $(if $(filter 1,$(V)),,@echo 'CC $@' &&) $(COMPILE) -MMD -MP -MF $@.d -o $@ $< $(LDFLAGS)
 
 VERSION := $(shell sed -n 's/^.define NBD_VERSION_M[AI][JN]OR \(.*\)/\1./p; \
     s/^.define NBD_VERSION_PATCH \(.*\)/\1/p' nbd.h | tr -d '\n')
@@ -21,35 +23,54 @@ VERSION := $(shell sed -n 's/^.define NBD_VERSION_M[AI][JN]OR \(.*\)/\1./p; \
 EXAMPLES := $(patsubst examples/%.c,build/examples/%,$(wildcard examples/*.c))
 PROGRAMS := $(patsubst tests/%.c,build/tests/%,$(wildcard tests/test_*.c))
 SERVER := build/tests/server
-SOURCES := nbd.h $(wildcard examples/*.[ch] tests/*.[ch] tests/compile/*.[ch] bench/*.[ch])
+TOOLS := $(SERVER) build/tests/every build/tests/judge
+SOURCES := nbd.h $(wildcard examples/*.[ch] tests/*.[ch] tests/compile/*.[ch] tests/fuzz/*.[ch] \
+    bench/*.[ch])
 
 # Debian packages for the tests that use other people's programs.
-PACKAGES := clang clang-format e2fsprogs g++ gcc-12-multilib git libc6-dev-i386 libnbd-dev \
-    linux-libc-dev musl-tools nbd-server nbdkit pkg-config qemu-user qemu-utils tcc
+PACKAGES := clang clang-format debootstrap e2fsprogs g++ gcc-12-multilib gcc-arm-none-eabi \
+    git libc6-dev-i386 libclang-rt-14-dev libnbd-bin libnbd-dev libnewlib-arm-none-eabi \
+    linux-libc-dev musl-tools nbd-server nbdkit pkg-config qemu-user \
+    qemu-utils tcc tshark
 
 .DELETE_ON_ERROR:
-.PHONY: all tests demo check deps size bench-extents format format-check install clean FORCE
+.PHONY: all tests demo check deps size bench-extents fuzz format format-check install clean FORCE
 
 all: $(EXAMPLES)
 
-tests: $(PROGRAMS) $(SERVER)
+tests: $(PROGRAMS) $(TOOLS)
 
 demo: all $(SERVER)
 	@tests/demo.sh
 
-# TESTS='test_reads interop.sh' runs these only; without it all are run.
-check: all tests
+# TESTS='test_reads interop.sh' runs these only; without it all are run.  What a script
+# runs is not known here, so it has all but the other tests.
+WANTED := $(notdir $(TESTS))
+CHECKED := $(filter $(addprefix build/tests/,$(WANTED)),$(PROGRAMS))
+SCRIPTS := $(notdir $(wildcard tests/*.sh tests/compile/*.sh))
+CHECKED += $(if $(filter $(SCRIPTS) $(SCRIPTS:.sh=),$(WANTED)),$(EXAMPLES) $(TOOLS))
+check: $(if $(WANTED),$(CHECKED),all tests)
 	@CC='$(CC)' CFLAGS='$(CFLAGS)' tests/run $(TESTS)
 
 deps:
 	$(APT_GET) update
 	$(APT_GET) install -y --no-install-recommends $(PACKAGES)
+	tests/trixie.sh
 
 size:
 	@CC='$(CC)' tests/size.sh table
 
 bench-extents: build/bench/extents
 	@build/bench/extents
+
+# Needs clang and its libFuzzer.  What is found new goes to build/fuzz/corpus.
+FUZZ_SECONDS ?= 60
+fuzz: tests/fuzz/fuzz_engine.c nbd.h
+	mkdir -p build/fuzz/corpus
+	clang -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -I. \
+	    -o build/fuzz/fuzz_engine $<
+	cd build/fuzz && ./fuzz_engine -max_len=2000 -timeout=5 -print_final_stats=1 \
+	    -max_total_time=$(FUZZ_SECONDS) corpus ../../tests/fuzz/corpus
 
 format:
 	clang-format -i $(SOURCES)
@@ -66,7 +87,7 @@ clean:
 	rm -rf build
 
 build build/examples build/tests build/bench:
-	mkdir -p $@
+	@mkdir -p $@
 
 # Written anew only when the flags change: everything is built again then.
 build/flags: FORCE | build
@@ -79,12 +100,12 @@ build/nbd.h.pc: FORCE | build
 	    'Version: $(VERSION)' 'Cflags: -I$${includedir}' > $@
 
 build/examples/%: examples/%.c build/flags | build/examples
-	$(COMPILE) -MMD -MP -MF $@.d -o $@ $< $(LDFLAGS)
+	$(BUILD)
 
 build/tests/%: tests/%.c build/flags | build/tests
-	$(COMPILE) -MMD -MP -MF $@.d -o $@ $< $(LDFLAGS)
+	$(BUILD)
 
 build/bench/%: bench/%.c build/flags | build/bench
-	$(COMPILE) -MMD -MP -MF $@.d -o $@ $< $(LDFLAGS)
+	$(BUILD)
 
 -include $(wildcard build/*/*.d)

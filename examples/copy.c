@@ -67,7 +67,8 @@ typedef struct copy {
     uint64_t busy;     // requests that are not free
     int ended;         // nothing is left to read
     int failed;
-    double started, drawn;
+    double started, draw_at;
+    int drawn; // whether the cursor stands behind a bar
 } copy;
 
 static double seconds(void)
@@ -83,7 +84,7 @@ static int fail(copy *c, const side *s, const char *format, ...)
     va_list arguments;
     if (c->failed) return -1;
     c->failed = 1;
-    fprintf(stderr, "%scopy: %s: ", c->drawn > 0 ? "\n" : "", s->name);
+    fprintf(stderr, "%scopy: %s: ", c->drawn ? "\n" : "", s->name);
     va_start(arguments, format);
     vfprintf(stderr, format, arguments);
     va_end(arguments);
@@ -100,28 +101,32 @@ static int fail_at(copy *c, const side *s, uint64_t offset, const char *text, co
 
 /// Progress ///
 
+static void draw_bar(const copy *c, double done, double rate)
+{
+    double size = (double)c->source.size, rest = (size - done) / (rate + 1e-9);
+    int percent = size > 0 ? (int)(100 * done / size) : 100;
+    int left = rest < 1e9 ? (int)rest : 1000000000;
+    left += left < rest; // 0:00 is the end, not the last second
+    fprintf(stderr, "[%-40.*s] %3d%%  %d:%02d left  ", percent * 40 / 100,
+            "########################################", percent, left / 60, left % 60);
+}
+
 static void draw(copy *c)
 {
-    double now = c->terminal ? seconds() : 0, done = (double)c->destination.bytes, rate, rest;
-    int percent;
-    if (!c->terminal || now - c->drawn < 0.1) return;
-    c->drawn = now;
+    double now = c->terminal ? seconds() : 0, done = (double)c->destination.bytes, rate;
+    if (!c->terminal || now < c->draw_at) return;
+    c->draw_at = now + 0.1;
+    c->drawn = 1;
     rate = done / (now - c->started + 1e-9);
     fputc('\r', stderr);
-    if (c->source.sized) {
-        percent = (int)(100 * done / (double)c->source.size);
-        rest = ((double)c->source.size - done) / (rate + 1e-9);
-        fprintf(stderr, "[%-40.*s] %3d%%  %d:%02d left  ", percent * 40 / 100,
-                "########################################", percent, (int)(rest / 60),
-                (int)rest % 60);
-    }
+    if (c->source.sized) draw_bar(c, done, rate);
     fprintf(stderr, "%.1f MiB  %.1f MiB/s\033[K", done / 1048576, rate / 1048576);
 }
 
 static void print_summary(copy *c)
 {
     double time = seconds() - c->started;
-    fprintf(stderr, "%scopy: %" PRIu64 " bytes in %.3f s, %.1f MiB/s\n", c->drawn > 0 ? "\n" : "",
+    fprintf(stderr, "%scopy: %" PRIu64 " bytes in %.3f s, %.1f MiB/s\n", c->drawn ? "\n" : "",
             c->destination.bytes, time, (double)c->destination.bytes / 1048576 / (time + 1e-9));
 }
 
@@ -477,6 +482,7 @@ static void wait_and_move(copy *c)
 static void copy_all(copy *c)
 {
     c->started = seconds();
+    c->draw_at = c->started + 0.2; // what is over by then needs no bar
     c->ended = c->source.sized && c->source.size == 0;
     while (!c->failed) {
         while (c->source.sized && c->free && !c->ended && !c->failed)
@@ -507,6 +513,18 @@ static const char usage[] =
     "SOURCE, DESTINATION: a file, a block device, - or an NBD URI;\n"
     "DESTINATION also null:; sizes may end in K or M\n";
 
+// Returns the exit status.
+static int misuse(const char *format, ...)
+{
+    va_list arguments;
+    fputs("copy: ", stderr);
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fprintf(stderr, "\n%s", usage);
+    return 2;
+}
+
 // Returns 0 for anything that is no number from 1 to the maximum.
 static uint64_t parse_number(const char *text, uint64_t maximum)
 {
@@ -515,6 +533,20 @@ static uint64_t parse_number(const char *text, uint64_t maximum)
     int shift = *end == 'K' || *end == 'k' ? 10 : *end == 'M' || *end == 'm' ? 20 : 0;
     if (*text < '0' || *text > '9' || end[shift != 0]) return 0;
     return value > maximum >> shift ? 0 : (uint64_t)value << shift;
+}
+
+static int parse_requests(copy *c, const char *text)
+{
+    c->request_count = parse_number(text, NBD_SLOTS_MAX);
+    if (c->request_count) return 0;
+    return misuse("--requests=%s: no number from 1 to %d", text, NBD_SLOTS_MAX);
+}
+
+static int parse_request_size(copy *c, const char *text)
+{
+    c->request_size = parse_number(text, REQUEST_SIZE_MAX);
+    if (c->request_size) return 0;
+    return misuse("--request-size=%s: no size from 1 to %uM", text, REQUEST_SIZE_MAX >> 20);
 }
 
 // Returns the exit status if the program is to end here, else -1.
@@ -529,25 +561,24 @@ static int parse_options(copy *c, int argc, char **argv)
                                      {"help", no_argument, NULL, 'h'},
                                      {"version", no_argument, NULL, 'V'},
                                      {NULL, 0, NULL, 0}};
-    int option;
-    while ((option = getopt_long(argc, argv, "pR:vV", options, NULL)) != -1) {
+    int option, status = 0;
+    while (!status && (option = getopt_long(argc, argv, "pR:vV", options, NULL)) != -1) {
         switch (option) {
         case 0: break; // the flag is set
         case 'p': c->progress = 1; break;
         case 'v': c->verbose = 1; break;
-        case 'R': c->request_count = parse_number(optarg, NBD_SLOTS_MAX); break;
-        case 's': c->request_size = parse_number(optarg, REQUEST_SIZE_MAX); break;
+        case 'R': status = parse_requests(c, optarg); break;
+        case 's': status = parse_request_size(c, optarg); break;
         case 'h': return fputs(usage, stdout) < 0;
         case 'V':
             return printf("copy (nbd.h) %d.%d.%d\n", NBD_VERSION_MAJOR, NBD_VERSION_MINOR,
                           NBD_VERSION_PATCH) < 0;
-        default: return 2;
+        default: fputs(usage, stderr); return 2; // getopt_long has said why
         }
     }
-    if (argc - optind != 2 || !c->request_count || !c->request_size) {
-        fputs(usage, stderr);
-        return 2;
-    }
+    if (status) return status;
+    if (argc - optind < 2) return misuse("SOURCE and DESTINATION are needed");
+    if (argc - optind > 2) return misuse("%s: one name too many", argv[optind + 2]);
     if (c->synchronous) c->request_count = 1;
     c->source.name = argv[optind];
     c->destination.name = argv[optind + 1];
@@ -563,6 +594,8 @@ static void run(copy *c)
         allocate(c) || set_file_size(c))
         return;
     copy_all(c);
+    c->draw_at = 0;
+    if (!c->failed) draw(c);
     if (!c->failed && c->flush) flush(c);
     if (!c->failed && c->progress) print_summary(c);
     if (!c->failed && c->verbose) {

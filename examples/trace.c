@@ -12,6 +12,7 @@
 #include "nbd.h"
 
 #include <inttypes.h>
+#include <netdb.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -436,36 +437,83 @@ static void trace_end(trace *t)
 
 /// The program ///
 
+#define TIMEOUT_MS 60000 // of each blocking call
+
+// What is known about an error besides its name, or "".
+static const char *reason(const nbd_sync *sync, int error)
+{
+    if (error == NBD_ERR_RESOLVE) return gai_strerror(sync->os_error);
+    if (error == NBD_ERR_CONNECT) return strerror(sync->os_error);
+    return nbd_detail(sync->client);
+}
+
+static void fail(const char *name, const nbd_sync *sync, int error)
+{
+    const char *why = reason(sync, error);
+    fprintf(stderr, "trace: %s: %s%s%s", name, nbd_strerror(error), *why ? ": " : "", why);
+    if (*sync->message) fprintf(stderr, " (server: \"%s\")", sync->message);
+    fputc('\n', stderr);
+}
+
+// Returns 0 if the URI is one that this program can open.
+static int parse(nbd_uri *uri, const char *name, char *memory, size_t size)
+{
+    int error = nbd_uri_parse(uri, name, memory, size);
+    if (error) {
+        fprintf(stderr, "trace: %s: %s: %s, at byte %zu\n", name, nbd_strerror(error), uri->detail,
+                uri->detail_at);
+        return 1;
+    }
+    if (uri->unknown)
+        fprintf(stderr, "trace: %s: warning: unknown parameter \"%s\"\n", name, uri->unknown);
+    if (!(uri->config_flags & NBD_TLS_REQUIRE)) return 0;
+    fprintf(stderr, "trace: %s: this program was built without TLS\n", name);
+    return 1;
+}
+
+// Reads the first sector and says goodbye.  Returns the first error.
+static int run(nbd_sync *sync, trace *t, const nbd_address *address)
+{
+    unsigned char sector[512];
+    uint64_t size;
+    int end, error = nbd_sync_dial(sync, address);
+    trace_init(t, &sync->io.transport, stdout);
+    if (!error) error = nbd_sync_connect(sync, &t->transport);
+    size = nbd_negotiated(sync->client)->size;
+    if (!error) error = nbd_sync_read(sync, sector, size < 512 ? (size_t)size : 512, 0);
+    end = nbd_sync_close(sync);
+    trace_end(t);
+    return error ? error : end;
+}
+
 int main(int argc, char **argv)
 {
-    static unsigned char buffer[NBD_BUFFER_GOOD], sector[512];
+    static unsigned char buffer[NBD_BUFFER_GOOD];
+    static char memory[16384];
     static nbd_client client;
     static trace t;
     nbd_slot slot;
     nbd_config config = NBD_ZERO;
     nbd_sync sync = NBD_ZERO;
     nbd_uri uri;
-    uint64_t size;
-    char text[4096];
-    int error, end;
+    int error;
 
     if (argc != 2) return fputs("usage: trace URI\n", stderr), 2;
-    error = nbd_uri_parse(&uri, argv[1], text, sizeof text);
+    if (parse(&uri, argv[1], memory, sizeof memory)) return 1;
     config.slots = &slot;
     config.slot_count = 1;
     config.buffer = buffer;
     config.buffer_size = sizeof buffer;
     config.export_name = uri.export_name;
+    config.flags = uri.config_flags;
     sync.client = &client;
-    if (!error) error = nbd_init(&client, &config);
-    if (!error) error = nbd_sync_dial(&sync, &uri.address);
-    trace_init(&t, &sync.io.transport, stdout);
-    if (!error) error = nbd_sync_connect(&sync, &t.transport);
-    size = nbd_negotiated(&client)->size;
-    if (!error) error = nbd_sync_read(&sync, sector, size < 512 ? (size_t)size : 512, 0);
-    end = nbd_sync_close(&sync);
-    trace_end(&t);
-    if (!error) error = end;
-    if (error) fprintf(stderr, "trace: %s %s\n", nbd_strerror(error), sync.message);
-    return error || fflush(stdout) || ferror(stdout);
+    sync.timeout_ms = TIMEOUT_MS;
+    error = nbd_init(&client, &config);
+    if (!error) error = run(&sync, &t, &uri.address);
+    if (error) fail(argv[1], &sync, error);
+    if (fflush(stdout) || ferror(stdout)) {
+        perror("trace: standard output");
+        return 1;
+    }
+    return error != 0;
 }

@@ -19,6 +19,7 @@ static struct {
     const char *name; // of the case that runs
     int argc;
     char **argv;
+    char *found; // for each argument: whether a case has its name
     int failed;
     int passed;
     uint64_t seed;
@@ -99,6 +100,8 @@ static inline void check_begin(int argc, char **argv)
 
     check.argc = argc;
     check.argv = argv;
+    check.found = (char *)calloc((size_t)argc + 1, 1);
+    if (!check.found) abort();
     check.seed = seed ? strtoull(seed, NULL, 0) : 1;
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
     printf("# seed %llu\n", (unsigned long long)check.seed);
@@ -108,12 +111,14 @@ static inline void check_begin(int argc, char **argv)
 
 static inline int check_selected(const char *name)
 {
-    int i;
+    int i, selected = check.argc <= 1;
 
     for (i = 1; i < check.argc; i++) {
-        if (strcmp(check.argv[i], name) == 0) return 1;
+        if (strcmp(check.argv[i], name) != 0) continue;
+        check.found[i] = 1;
+        selected = 1;
     }
-    return check.argc <= 1;
+    return selected;
 }
 
 static inline void check_case_on(const char *name, void (*run)(const void *), const void *argument)
@@ -152,11 +157,18 @@ static inline void check_case(const char *name, void (*run)(void))
 // A name that selects nothing must not look like success.
 static inline int check_end(void)
 {
-    if (check.passed + check.failed == 0) {
-        fprintf(stderr, "no such test\n");
-        return 2;
+    int i, missing = 0;
+
+    for (i = 1; i < check.argc; i++) {
+        if (check.found[i]) continue;
+        fprintf(stderr, "no rule %s\n", check.argv[i]);
+        missing = 1;
     }
-    return check.failed != 0;
+    if (check.passed + check.failed + missing == 0) {
+        fprintf(stderr, "no rule ran\n");
+        missing = 1;
+    }
+    return missing ? 2 : check.failed != 0;
 }
 
 #endif

@@ -16,8 +16,8 @@ finish() {
     status=$?
     stop_all
     rm -rf "$tmp"
-    [ "$status" = 0 ] && [ "$failed" = 0 ]
-    exit
+    [ "$status" = 0 ] && status=$failed
+    exit "$status"
 }
 trap finish EXIT
 trap 'exit 1' HUP INT TERM

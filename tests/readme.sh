@@ -3,8 +3,8 @@
 # The documentation is true: each shell block of README.md runs, each C block compiles,
 # and the examples that stand in two places are the same.
 #
-# The blocks run in a copy of this tree.  There apt-get is only printed, and "make check"
-# runs one test, since this script is itself a part of all of them.
+# The blocks run in a copy of this tree.  There apt-get and tests/trixie.sh are only
+# printed, and "make check" runs one test, since this script is itself a part of all.
 . tests/lib.sh
 
 # Writes the blocks of language $1 to $tmp/$1.1, $tmp/$1.2 ...
@@ -28,7 +28,8 @@ same_as_hello() {
 
 make_copy() {
     mkdir "$tmp/copy" "$tmp/home" &&
-        tar -c --exclude=./build --exclude=./.git . | tar -x -C "$tmp/copy"
+        tar -c --exclude=./build --exclude=./.git . | tar -x -C "$tmp/copy" &&
+        printf '#!/bin/sh\necho trixie.sh\n' >"$tmp/copy/tests/trixie.sh"
 }
 
 run_block() {
@@ -38,11 +39,43 @@ run_block() {
 
 compile_block() {
     # shellcheck disable=SC2086
-    $CC -std=c99 -D_POSIX_C_SOURCE=200112L $WARN -Wno-unused-function -I. -x c -c -o "$tmp/o" "$1"
+    $CC -std=c99 $WARN -Wno-unused-function -I. -x c -c -o "$tmp/o" "$1"
 }
 
 first_line() {
     head -n 1 "$1"
+}
+
+# The table number $1 of the chapter "Size".
+size_table() {
+    awk -v wanted="$1" '
+        /^## / { here = $0 == "## Size" }
+        here && /^\|/ { n += !inside; if (n == wanted) print }
+        { inside = /^\|/ }
+    ' README.md
+}
+
+same_sizes() {
+    size_table "$1" >"$tmp/table" && tests/size.sh "$2" | diff "$tmp/table" -
+}
+
+# sizes NUMBER TARGET COMPILER: figures are those of one compiler only.
+sizes() {
+    rule="the size table of README.md is what make size prints: $2"
+    case "$("$3" -dumpfullversion 2>&1)" in
+    12.2.*) check "$rule" same_sizes "$1" "$2" ;;
+    *) skip "$rule" "$3 is not gcc 12.2" ;;
+    esac
+}
+
+# Each test that the chapter "Trust" names is there.
+tests_exist() {
+    # shellcheck disable=SC2016
+    sed -n '/^## Trust/,/^## /s/.*| `\(test_[a-z_]*\) \([a-z_0-9]*\)`.*/\1 \2/p' README.md \
+        >"$tmp/names"
+    [ -s "$tmp/names" ] && while read -r program rule; do
+        grep -q "\b$rule\b" "tests/$program.c" || { echo "error: no $program $rule"; return 1; }
+    done <"$tmp/names"
 }
 
 check 'the example in nbd.h is examples/hello.c' same_as_hello header_example
@@ -60,4 +93,7 @@ for block in "$tmp"/c.*; do
     check "README.md, C block $(basename "$block") compiles: $(first_line "$block")" \
         compile_block "$block"
 done
+sizes 1 native "$CC"
+sizes 2 arm arm-none-eabi-gcc
+check 'each test that README.md names exists' tests_exist
 check 'the first example of README.md is examples/hello.c' same_as_hello cat "$tmp/c.1"

@@ -12,9 +12,10 @@
 #include "check.h"
 
 enum {
-    SCRIPT_STEPS = 1024,
+    SCRIPT_STEPS = 2048,
     SCRIPT_BYTES = 1 << 20,
     SCRIPT_REQUESTS = 64,
+    SCRIPT_OPTIONS = 64,
     SCRIPT_PIECES = 8,
     UNTOUCHED = 0xEE, // what fills read buffers; no server byte has this value
     SESSION = -1      // "request" of the events that belong to none
@@ -30,17 +31,21 @@ enum step_kind {
     STEP_HOLD,    // the transport takes `size` bytes more, then blocks
     STEP_RELEASE, // the transport takes everything again
     STEP_FED,     // the client has taken and parsed all that was sent
-    STEP_UNDONE   // `request` has not finished
+    STEP_UNDONE,  // `request` has not finished
+    STEP_REFUSED, // the library refuses `op`, or else `option`, with `error`
+    STEP_SEAL     // the server starts TLS: what it receives and sends is sealed
 };
 
-static const char *const step_names[] = {"call", "issue", "want",    "send", "end",
-                                         "see",  "hold",  "release", "fed",  "undone"};
+static const char *const step_names[] = {"call", "issue",   "want", "send",   "end",     "see",
+                                         "hold", "release", "fed",  "undone", "refused", "seal"};
 
 typedef struct step {
     enum step_kind kind;
     int request;
     int (*call)(nbd_client *client);
     const nbd_option *option;
+    const nbd_op *op;
+    int error;
     const unsigned char *bytes;
     size_t size;
     size_t cookie_at; // 0: no cookie in these bytes
@@ -62,7 +67,9 @@ typedef struct script {
     int no_cut;        // the session cannot be cut: it needs every byte
     size_t step_count;
     int request_count;
+    uint32_t option_count;
     size_t used;
+    nbd_option options[SCRIPT_OPTIONS];
     step steps[SCRIPT_STEPS];
     request requests[SCRIPT_REQUESTS];
     unsigned char bytes[SCRIPT_BYTES];
@@ -161,6 +168,78 @@ static inline void client_negotiates(script *s, const nbd_option *option)
     script_step(s, STEP_CALL)->option = option;
 }
 
+// An option that the script keeps.  What it points to: for the life of the script.
+static inline nbd_option *script_option(script *s, uint32_t number, const char *name)
+{
+    nbd_option *made = &s->options[s->option_count++];
+
+    CHECK(s->option_count <= SCRIPT_OPTIONS);
+    memset(made, 0, sizeof *made);
+    made->option = number;
+    made->name = name;
+    return made;
+}
+
+static inline void client_asks(script *s, uint32_t number, const char *name)
+{
+    client_negotiates(s, script_option(s, number, name));
+}
+
+static inline void client_asks_contexts(script *s, uint32_t number, const char *name,
+                                        const char *const *queries, uint32_t count)
+{
+    nbd_option *made = script_option(s, number, name);
+
+    made->queries = queries;
+    made->query_count = count;
+    client_negotiates(s, made);
+}
+
+static inline void client_asks_raw(script *s, uint32_t number, const void *data, uint32_t size)
+{
+    nbd_option *made = script_option(s, number, NULL);
+
+    made->data = data;
+    made->data_size = size;
+    client_negotiates(s, made);
+}
+
+static inline void option_is_refused_here(script *s, uint32_t number, int error)
+{
+    step *refused = script_step(s, STEP_REFUSED);
+
+    refused->option = script_option(s, number, NULL);
+    refused->error = error;
+}
+
+// op: for the life of the script.
+static inline void op_is_refused_here(script *s, const nbd_op *op, int error)
+{
+    step *refused = script_step(s, STEP_REFUSED);
+
+    refused->op = op;
+    refused->error = error;
+}
+
+// Whether a request lends memory to the client, and how much.
+static inline int request_lends(const nbd_op *op)
+{
+    return op->command == NBD_READ || op->command == NBD_WRITE ||
+           (op->command == NBD_BLOCK_STATUS && op->contexts) ||
+           (op->command == NBD_RAW && op->data);
+}
+
+static inline size_t request_memory(const nbd_op *op)
+{
+    if (!request_lends(op)) return 0;
+    return op->command == NBD_BLOCK_STATUS ? 8 + 4 * (size_t)op->context_count : (size_t)op->size;
+}
+
+static inline int request_sends(const nbd_op *op)
+{
+    return request_lends(op) && (op->command == NBD_WRITE || op->command == NBD_RAW);
+}
+
 static inline int script_request(script *s, uint32_t command, uint32_t flags, uint64_t offset,
                                  uint64_t size)
 {
@@ -188,6 +267,16 @@ static inline int client_issues(script *s, uint32_t command, uint32_t flags, uin
     int r = script_request(s, command, flags, offset, size);
 
     script_step(s, STEP_ISSUE)->request = r;
+    return r;
+}
+
+// Any command.  What op points to: for the life of the script; `data` of RAW only says
+// that there is a payload.
+static inline int client_issues_op(script *s, const nbd_op *op)
+{
+    int r = client_issues(s, op->command, op->flags, op->offset, op->size);
+
+    s->requests[r].op = *op;
     return r;
 }
 
@@ -307,9 +396,9 @@ static inline void want_meta(script *s, uint32_t option, const char *name,
 }
 
 // "Request types": the number on the wire.
-static inline unsigned wire_command(uint32_t command)
+static inline unsigned wire_command(const nbd_op *op)
 {
-    switch (command) {
+    switch (op->command) {
     case NBD_READ: return 0;
     case NBD_WRITE: return 1;
     case NBD_FLUSH: return 3;
@@ -317,6 +406,7 @@ static inline unsigned wire_command(uint32_t command)
     case NBD_CACHE: return 5;
     case NBD_WRITE_ZEROES: return 6;
     case NBD_BLOCK_STATUS: return 7;
+    case NBD_RAW: return op->raw_type;
     default: check_fail(__FILE__, __LINE__, "no such command");
     }
 }
@@ -326,6 +416,7 @@ static inline unsigned wire_flags(const script *s, const nbd_op *op)
 {
     unsigned flags = 0;
 
+    if (op->command == NBD_RAW) return op->flags;
     if (op->flags & NBD_FUA) flags |= 1;
     if (op->flags & NBD_NO_HOLE) flags |= 2;
     if (op->flags & NBD_DF) flags |= 4;
@@ -356,10 +447,10 @@ static inline void want_request_header(script *s, int r)
 {
     const nbd_op *op = &s->requests[r].op;
 
-    want_header(s, wire_flags(s, op), wire_command(op->command), op->offset, op->size)->request = r;
+    want_header(s, wire_flags(s, op), wire_command(op), op->offset, op->size)->request = r;
 }
 
-// Bytes `from` to `to` of a WRITE's payload.
+// Bytes `from` to `to` of the payload of a WRITE or RAW.
 static inline void want_payload(script *s, int r, size_t from, size_t to)
 {
     step *want = script_step(s, STEP_WANT);
@@ -371,9 +462,24 @@ static inline void want_payload(script *s, int r, size_t from, size_t to)
 static inline void want_request(script *s, int r)
 {
     want_request_header(s, r);
-    if (s->requests[r].op.command == NBD_WRITE) {
+    if (request_sends(&s->requests[r].op)) {
         want_payload(s, r, 0, (size_t)s->requests[r].op.size);
     }
+}
+
+// BLOCK_STATUS that names the contexts asked for by the server's numbers.
+static inline void want_status(script *s, int r, const uint32_t *ids)
+{
+    const nbd_op *op = &s->requests[r].op;
+    step *want = want_header(s, wire_flags(s, op) | 32, wire_command(op), op->offset,
+                             8 + 4 * (uint64_t)op->context_count);
+    uint32_t i;
+
+    want->request = r;
+    put(s, op->size, 8);
+    for (i = 0; i < op->context_count; i++)
+        put(s, ids[i], 4);
+    script_close(s, want);
 }
 
 // NBD_CMD_DISC; its cookie belongs to no request.
@@ -667,6 +773,11 @@ static inline void send_end(script *s)
     script_step(s, STEP_END);
 }
 
+static inline void server_seals(script *s)
+{
+    script_step(s, STEP_SEAL);
+}
+
 /// The transport ///
 
 static inline void transport_takes(script *s, size_t size)
@@ -750,12 +861,22 @@ static inline void see_message(script *s, int r, uint32_t option, int error, con
     seen->server_error = option ? UINT32_C(0x80000000) + (uint32_t)(-100 - error) : (uint32_t)error;
 }
 
-static inline void see_option(script *s, uint32_t option, int error)
+static inline nbd_event *see_option(script *s, uint32_t option, int error)
 {
     nbd_event *seen = see_event(s, SESSION, NBD_EVENT_OPTION);
 
     seen->option = option;
     seen->error = error;
+    seen->server_error = error ? UINT32_C(0x80000000) + (uint32_t)(-100 - error) : 0;
+    return seen;
+}
+
+// One context of the reply to SET_META_CONTEXT or LIST_META_CONTEXT, the `index`th.
+static inline void tell_context(script *s, uint32_t option, uint32_t index, uint32_t id,
+                                const char *name)
+{
+    send_context(s, option, id, name);
+    see_text(s, SESSION, option, NBD_TEXT_CONTEXT, name)->context = index;
 }
 
 static inline void see_starttls(script *s)
@@ -814,6 +935,14 @@ static inline void agree_on(script *s, int protocol)
     s->protocol = protocol;
 }
 
+// The server refuses the option that was asked for last.
+static inline void refuse_option(script *s, uint32_t option, uint32_t number, const char *text)
+{
+    send_refusal(s, option, number, text);
+    if (text[0]) see_message(s, SESSION, option, -100 - (int)number, text);
+    see_option(s, option, -100 - (int)number);
+}
+
 static inline void go(script *s, uint64_t size, unsigned flags)
 {
     want_go(s, s->config.export_name ? s->config.export_name : "");
@@ -828,6 +957,50 @@ static inline void open_session(script *s, int protocol)
     greet_fixed(s);
     agree_on(s, protocol);
     go(s, EXPORT_SIZE, EXPORT_FLAGS);
+}
+
+// The options are the program's from here on.
+static inline void open_options(script *s)
+{
+    s->config.flags |= NBD_NEGOTIATE;
+    greet_fixed(s);
+    see_option(s, 0, 0);
+}
+
+// An option without data is asked for and acknowledged.
+static inline void option_succeeds(script *s, uint32_t option)
+{
+    client_asks(s, option, NULL);
+    want_option(s, option, "", 0);
+    send_ack(s, option);
+    see_option(s, option, 0);
+}
+
+static inline void go_asked(script *s, const char *name)
+{
+    client_asks(s, 7, name);
+    want_go(s, name);
+    send_info_export(s, 7, EXPORT_SIZE, EXPORT_FLAGS);
+    send_ack(s, 7);
+    see_ready(s);
+}
+
+// Everything up to READY of an export of any size and flags, with metadata contexts
+// that the server numbers `ids`.
+static inline void open_contexts(script *s, int protocol, const char *const *names,
+                                 const uint32_t *ids, uint32_t count, uint64_t size, unsigned flags)
+{
+    uint32_t i;
+
+    s->config.queries = names;
+    s->config.query_count = count;
+    greet_fixed(s);
+    agree_on(s, protocol);
+    want_meta(s, 10, "", names, count);
+    for (i = 0; i < count; i++)
+        tell_context(s, 10, i, ids[i], names[i]);
+    send_ack(s, 10);
+    go(s, size, flags);
 }
 
 static inline void close_session(script *s)

@@ -1,7 +1,10 @@
 #!/bin/sh
 # What the implementation costs: code, stack, memory.
 #   tests/size.sh           checks the limits
-#   tests/size.sh table     prints the figures, for "make size" and the README
+#   tests/size.sh table     prints the figures as Markdown, for "make size"
+#   tests/size.sh native    prints those of $CC only
+#   tests/size.sh arm       prints those of arm-none-eabi-gcc only
+#   tests/size.sh readme    writes the figures into README.md; needs both compilers
 . tests/lib.sh
 
 implement=tests/compile/implement.c
@@ -33,14 +36,21 @@ stack_of() {
         awk -F "$tab" 'NR == 1 { n = split($1, at, ":"); print $2 " " at[n] }'
 }
 
+name_of_compiler() {
+    case "$($compiler --version)" in
+    *clang*) family=clang ;;
+    *) family=gcc ;;
+    esac
+    echo "$($compiler -dumpmachine), $family $($compiler -dumpfullversion -dumpversion), -Os"
+}
+
 row() {
-    printf '%-44s %8s   %s\n' "$1" "$(text_of "$2")" "$(stack_of "$2")"
+    printf '| %-25s | %5s | %s |\n' "$1" "$(text_of "$2")" "$(stack_of "$2")"
 }
 
 # Of $compiler; the sets of options that need no operating system.
 table() {
-    printf '%s, -Os\n' "$($compiler --version | head -n 1)"
-    printf '%-44s %8s   %s\n' 'options' 'text' 'largest stack frame'
+    printf '| %s | text | largest stack frame |\n|---|---:|---|\n' "$(name_of_compiler)"
     row 'engine' "$engine"
     row 'engine without texts' "$engine -DNBD_NO_TEXT"
     row 'engine, convenience' '-DNBD_NO_SOCKETS'
@@ -53,8 +63,40 @@ sockets() {
 }
 
 memory() {
-    printf '%-44s %8s\n' 'sizeof(nbd_client)' "$(size_of nbd_client)"
-    printf '%-44s %8s\n' 'sizeof(nbd_slot)' "$(size_of nbd_slot)"
+    printf '| %-25s | %5s | |\n' 'sizeof(nbd_client)' "$(size_of nbd_client)"
+    printf '| %-25s | %5s | |\n' 'sizeof(nbd_slot)' "$(size_of nbd_slot)"
+}
+
+native() {
+    compiler=$CC
+    nm='nm'
+    table
+    sockets
+    memory
+}
+
+arm() {
+    compiler="$arm_gcc -mcpu=cortex-m3 -mthumb"
+    nm=arm-none-eabi-nm
+    table
+    memory
+}
+
+# README.md with the tables of its chapter "Size" replaced by those in file $1.
+with_tables() {
+    awk -v new="$1" '
+        /^## / { here = $0 == "## Size" }
+        here && /^\|/ && !done { while ((getline line <new) > 0) print line; done = 1 }
+        here && /^\|/ { inside = 1; next }
+        inside && /^$/ { next }
+        inside { inside = 0; print "" }
+        { print }
+    ' README.md
+}
+
+write_readme() {
+    { native && echo && arm; } >"$tmp/tables" && with_tables "$tmp/tables" >"$tmp/readme" &&
+        cat "$tmp/readme" >README.md
 }
 
 # at_most LIMIT SIZE
@@ -74,21 +116,25 @@ engine='-DNBD_NO_SOCKETS -DNBD_NO_CONVENIENCE'
 top=$PWD
 tab=$(printf '\t')
 compiler=$CC
-nm=nm
+nm='nm'
+arm_gcc=arm-none-eabi-gcc
 
-if [ "$1" = table ]; then
-    table
-    sockets
-    memory
-    if has arm-none-eabi-gcc; then
-        compiler='arm-none-eabi-gcc -mcpu=cortex-m3 -mthumb'
-        nm=arm-none-eabi-nm
-        echo
-        table
-        memory
-    fi
+case "$1" in
+table)
+    native
+    has $arm_gcc && echo && arm
     exit
-fi
+    ;;
+native | arm)
+    $1
+    exit
+    ;;
+readme)
+    has $arm_gcc || fail 'tests/size.sh readme' "$arm_gcc is not installed"
+    [ "$failed" = 0 ] && write_readme
+    exit
+    ;;
+esac
 if ! has nm; then
     skip 'the sizes are within their limits' 'nm is not installed'
     exit

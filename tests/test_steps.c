@@ -9,6 +9,10 @@
 #include "test_handshake.c"
 #include "test_reads.c"
 #include "test_transfer.c"
+#include "test_options.c"
+#include "test_status.c"
+#include "test_extended.c"
+#include "test_tls_seam.c"
 
 enum coverage {
     READS, // waits for bytes: must be reached, and cut
@@ -79,6 +83,10 @@ int main(int argc, char **argv)
     cut_sessions(handshake_sessions, HANDSHAKE_SESSIONS);
     cut_sessions(transfer_sessions, TRANSFER_SESSIONS);
     cut_sessions(read_sessions, READ_SESSIONS);
+    cut_sessions(option_sessions, OPTION_SESSIONS);
+    cut_sessions(status_sessions, STATUS_SESSIONS);
+    cut_sessions(extended_sessions, EXTENDED_SESSIONS);
+    cut_sessions(seam_sessions, SEAM_SESSIONS);
     CHECK_CASE(every_state_is_in_the_table);
     // Only after all of the sessions can it be told.
     if (argc <= 1) CHECK_CASE(every_state_is_reached_and_cut);

@@ -1,0 +1,57 @@
+#!/bin/sh
+# Makes the tree of newer servers, those of Debian 13, that tests/newer.sh runs.
+#
+# The tree is ${NBD_TRIXIE:-/var/cache/nbd.h-trixie}.  It is there whole or not at all; if
+# it is there, nothing is done.  Needs root and debootstrap; the packages come from where
+# this machine's own come from.
+set -e
+
+tree=${NBD_TRIXIE:-/var/cache/nbd.h-trixie}
+new=
+
+die() {
+    echo "trixie.sh: $1" >&2
+    exit 1
+}
+
+# debootstrap leaves mounts behind when it fails: they are not to be emptied.
+finish() {
+    [ -z "$new" ] || rm -rf --one-file-system "$new" "$new.log"
+}
+trap finish EXIT
+trap 'exit 1' HUP INT TERM
+
+is_complete() {
+    for program in qemu-nbd nbdkit nbd-server nbdinfo; do
+        [ -x "$1/usr/bin/$program" ] || return 1
+    done
+}
+
+# Of the archives that apt knows the one of the release itself, not of its updates.
+archive() {
+    # shellcheck disable=SC1091
+    codename=$(. /etc/os-release && echo "$VERSION_CODENAME")
+    # shellcheck disable=SC2016
+    apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' "Codename: $codename" |
+        head -n 1
+}
+
+is_complete "$tree" && exit
+[ ! -e "$tree" ] || die "$tree is there, but is not complete: remove it"
+[ "$(id -u)" = 0 ] || die 'needs root'
+uri=$(archive)
+[ -n "$uri" ] || die 'apt knows no archive: run apt-get update'
+
+mkdir -p "$(dirname "$tree")"
+new=$(mktemp -d "$tree.XXXXXX")
+chmod 755 "$new"
+timeout 1800 debootstrap --variant=minbase --include=qemu-utils,nbdkit,nbd-server,libnbd-bin \
+    trixie "$new" "$uri" >"$new.log" 2>&1 || {
+    tail -n 5 "$new.log" >&2
+    die 'debootstrap failed'
+}
+rm -f "$new.log"
+rm -rf --one-file-system "$new/var/cache/apt/archives"
+is_complete "$new" || die 'debootstrap left programs out'
+mv -T "$new" "$tree"
+new=
