@@ -742,7 +742,8 @@ NBD_API const char *nbd_detail(const nbd_client *client);
 // SET_META_CONTEXT until READY (contexts count only for the export they were for).
 // Errors: NBD_ERR_STATE (no NBD_NEGOTIATE, greeting not over, another option under
 // way, STARTTLS twice, ABORT: use nbd_disconnect), NBD_ERR_UNSUPPORTED (server is
-// not fixed newstyle; EXPORT_NAME after extended headers), NBD_ERR_TLS
+// not fixed newstyle; EXPORT_NAME after extended headers; SET_META_CONTEXT without
+// structured replies), NBD_ERR_TLS
 // (NBD_TLS_REQUIRE, and it is not STARTTLS), NBD_ERR_NAME, NBD_ERR_ARG (NULL with a
 // count or size above 0).
 // Chapter "Option types".
@@ -1727,7 +1728,7 @@ static void nbdi_encode_request(nbd_client *c, const nbd_slot *s)
         nbdi_encode(c, s->range[0][1], s->range[0][0], s->id, s->offset, size);
         return;
     }
-    if (c->got.protocol == NBD_PROTOCOL_EXTENDED && nbdi_payload(s)) {
+    if (c->got.protocol == NBD_PROTOCOL_EXTENDED && (nbdi_payload(s) || s->command == NBD_WRITE)) {
         flags |= NBDI_WIRE_PAYLOAD_LEN;
         size = nbdi_payload(s);
     }
@@ -3551,6 +3552,10 @@ int nbd_negotiate(nbd_client *client, const nbd_option *option)
     }
     if (number == NBD_OPTION_EXPORT_NAME ? c->got.protocol == NBD_PROTOCOL_EXTENDED
                                          : !nbdi_fixed(c)) {
+        return NBD_ERR_UNSUPPORTED;
+    }
+    if (number == NBD_OPTION_SET_META_CONTEXT && !option->data &&
+        c->got.protocol == NBD_PROTOCOL_SIMPLE) {
         return NBD_ERR_UNSUPPORTED;
     }
     if (nbdi_option_length(option) == 0xffffffffu) return NBD_ERR_NAME;

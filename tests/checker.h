@@ -1565,7 +1565,7 @@ static inline void checker_content(checker *k, uint64_t offset, uint64_t length)
     r->contents++;
     if (checker_hits_error(r, offset, offset + length) ||
         !checker_cover(&r->spans, offset, offset + length)) {
-        checker_bad_chunk(k, CHECKER_content_overlap);
+        checker_spoil(k, CHECKER_content_overlap); // the client MAY disconnect, but need not
     }
 }
 

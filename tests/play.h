@@ -6,6 +6,7 @@
 
 #include <sys/mman.h>
 
+#include "checker.h"
 #include "script.h"
 
 enum {
@@ -117,6 +118,9 @@ typedef struct play {
 } play;
 
 static play stage;
+// Judges what crosses, by the specification alone, while a session is played whole.
+static checker judge;
+static int judging;
 // A region between guard pages for each request, one for the client's
 // buffer and one for its slots.
 static unsigned char *play_arena;
@@ -572,6 +576,7 @@ static inline size_t take_from_client(const wire *w, const nbd_iovec *iov, unsig
 
         CHECK(size <= PLAY_STREAM - p->in_size);
         seal_bytes(p->in + p->in_size, iov[i].base, size, w->key);
+        if (judging) checker_client(&judge, iov[i].base, size);
         p->in_size += size;
         moved += size;
     }
@@ -608,6 +613,7 @@ static inline size_t give_to_client(const wire *w, const nbd_iovec *iov, unsigne
         size_t size = smaller(iov[i].size, most - moved);
 
         seal_bytes(iov[i].base, p->out + p->out_taken, size, w->key);
+        if (judging) checker_server(&judge, iov[i].base, size);
         p->out_taken += size;
         moved += size;
     }
@@ -618,6 +624,7 @@ static inline size_t give_to_client(const wire *w, const nbd_iovec *iov, unsigne
 static inline ptrdiff_t tell_the_end(play *p)
 {
     if (!p->ended) {
+        if (judging) checker_server_end(&judge);
         p->clean_end = p->farewell;
         state_cut[p->client.state] |= p->mode.own && p->mode.cut_at != uncut;
         p->moved = 1;
@@ -665,6 +672,7 @@ static inline ptrdiff_t play_recv(void *context, const nbd_iovec *iov, unsigned 
 // TLS that changes nothing.
 static inline int play_starttls(nbd_client *client)
 {
+    if (judging) checker_tls(&judge);
     return nbd_starttls(client, stage.mode.own ? NULL : &stage.transports[0]);
 }
 
@@ -672,6 +680,7 @@ static inline int play_starttls(nbd_client *client)
 static inline int play_seal(nbd_client *client)
 {
     stage.sealed = 1;
+    if (judging) checker_tls(&judge);
     return nbd_starttls(client, stage.mode.own ? NULL : &stage.transports[1]);
 }
 
@@ -850,9 +859,10 @@ static inline void check_cut_done(const play *p, const seen_event *seen, int err
 static inline void check_cut_end(play *p, const trace *uncut_trace)
 {
     int error = closing_error(&p->seen), uncut_error = closing_error(uncut_trace);
+    int only_closed_is_left = p->step + 1 == p->script->step_count;
     size_t i;
 
-    if (!p->ended || p->clean_end) {
+    if (!p->ended || p->clean_end || (only_closed_is_left && error == uncut_error)) {
         CHECK_EQUAL(error, uncut_error);
         return;
     }
@@ -945,10 +955,36 @@ static inline void play_uncut(const script *s, const mode *how, const trace *wan
     if (wanted && !s->any_order && !how->own) compare_traces(&stage.seen, wanted);
 }
 
+// Where a script wants the session to end with an error, only the script knows why: the
+// judge may not have seen the end of the message that is wrong.
+static inline int is_wanted_end(const char *rule)
+{
+    return closing_error(&stage.seen) &&
+           (strcmp(rule, "hard_disconnect") == 0 || strcmp(rule, "cut_message") == 0);
+}
+
+// A client that tests servers may break the specification, any other may not.
+static inline void check_judgement(const script *s)
+{
+    size_t i;
+
+    checker_end(&judge);
+    for (i = 0; i < judge.count[CHECKER_CLIENT] && !s->unlawful; i++) {
+        const char *rule = judge.found[CHECKER_CLIENT][i].rule;
+
+        if (!is_wanted_end(rule)) check_fail(__FILE__, __LINE__, "the client broke \"%s\"", rule);
+    }
+    checker_free(&judge);
+}
+
 // The session as nobody cut it; its trace, and how many bytes the server sent.
 static inline size_t play_whole(const script *s, trace *seen)
 {
+    checker_begin(&judge);
+    judging = 1;
     play_uncut(s, &whole_mode, NULL);
+    judging = 0;
+    check_judgement(s);
     *seen = stage.seen;
     return stage.out_size;
 }

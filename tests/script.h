@@ -65,6 +65,7 @@ typedef struct script {
     int protocol;      // what requests and replies look like, enum nbd_protocol
     int any_order;     // DONE events of different requests may change places
     int no_cut;        // the session cannot be cut: it needs every byte
+    int unlawful;      // the client breaks the specification on purpose
     size_t step_count;
     int request_count;
     uint32_t option_count;

@@ -403,6 +403,7 @@ static void raw_error(script *s, int r)
 // Neither type nor flags, offset or size are looked at.
 static void raw_commands(script *s, int protocol)
 {
+    s->unlawful = 1;
     open_session(s, protocol);
     raw_success(s, ask_raw(s, raw_of(0xFFFF, 0xFFFF, UINT64_MAX, 4711, NULL)));
     raw_error(s, ask_raw(s, raw_of(0xFFFE, 0, 0, 0, NULL)));
@@ -429,6 +430,7 @@ static void extended_raw_commands(script *s)
 
 static void raw_length_of_64_bits_goes_out(script *s)
 {
+    s->unlawful = 1;
     open_session(s, NBD_PROTOCOL_EXTENDED);
     raw_success(s, ask_raw(s, raw_of(6, 16, 1, UINT64_MAX, NULL)));
     close_session(s);

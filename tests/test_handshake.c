@@ -555,6 +555,7 @@ static void contexts_are_listed_and_set(script *s)
 
 static void refused_option_leaves_the_session_usable(script *s)
 {
+    s->unlawful = 1;
     greet_for_options(s);
     client_negotiates(s, &raw);
     want_option(s, 4242, "\1\2\3", 3);

@@ -400,6 +400,7 @@ static void status_flags_above_32_bits_of_base_end_it(script *s)
 
 static void namespace_that_only_begins_like_base_is_another(script *s)
 {
+    s->unlawful = 1;
     static const char *const names[] = {"baseline:x", "base"};
     static const uint32_t ids[] = {1, 2};
     static const extent wide = {8192, UINT64_MAX};

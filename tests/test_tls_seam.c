@@ -452,6 +452,7 @@ static void options_are_refused_until_tls_has_started(script *s)
 
 static void disconnect_before_required_tls_says_nothing(script *s)
 {
+    s->unlawful = 1;
     s->config.flags = NBD_TLS_REQUIRE;
     open_options(s);
     client_disconnects(s);
