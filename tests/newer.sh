@@ -14,6 +14,7 @@ port=$((20000 + $$ % 10000))
 uri=
 server_pid=
 capture_pid=
+known=
 
 # A daemon is no child of this shell: it is waited for by looking.
 stop() {
@@ -141,7 +142,7 @@ judged_clean() {
 }
 
 # session NAME MODE QUERY...: prints the lines of every.c, each with the name of the server.
-# What it is known to refuse though it offers it, and with what, is in $known.
+# What it offers and then is known to refuse as invalid is in $known, a pattern.
 session() {
     timeout 120 $every "$2" "$uri" "${@:3}" >"$tmp/$2.lines" 2>&1
     local status=$?
@@ -231,7 +232,7 @@ all_of() {
         base:allocation qemu:allocation-depth qemu:dirty-bitmap:b0
     everything "nbdkit file $1" serve_nbdkit_file "$2" "$no_extended" '' base:allocation
     everything "nbdkit memory $1" serve_nbdkit_memory "$2" "$no_extended" '' base:allocation
-    known='READ DF'
+    known='READ DF' # nbd-server 3.26 offers DF, and refuses it
     everything "nbd-server $1" serve_nbd_server "$2" "$4" "$5"
     known=
 }
@@ -312,7 +313,9 @@ info_map() {
 
 eight_tib() {
     check '8 TiB: starts' serve_unix --image-opts driver=null-co,size=8T,read-zeroes=on
+    known='CACHE over the whole export' # qemu-nbd caches less than 2 GiB at once
     session '8 TiB' whole base:allocation
+    known=
     echo '0 8796093022208 3' >"$tmp/expected"
     check '8 TiB: one query gives one extent' same extents whole together base:allocation
     check '8 TiB: nbdinfo sees the same' same map_of_nbdinfo base:allocation
@@ -377,7 +380,6 @@ wrap() {
     done
 }
 
-known=
 if has qemu-nbd && has nbdkit && has nbd-server; then
     all_of 'of this machine' '' 'STARTTLS EXTENDED_HEADERS' \
         'STARTTLS STRUCTURED_REPLY EXTENDED_HEADERS' info_go_differ
