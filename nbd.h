@@ -276,6 +276,12 @@ typedef struct nbd_transport {
     // *timeout_ms; a negative *timeout_ms waits for ever and stays.  Returns
     // what is ready (as an int), 0 at the time-out, NBD_IO_ERROR.  Only blocking calls call it.
     int (*wait)(void *context, unsigned wants, int *timeout_ms);
+
+    // NULL, or: tells the server that nothing more will be sent (shutdown(2), the
+    // close_notify of TLS); receiving goes on.  nbd_poll calls it behind the last byte
+    // of a session that is ended politely.  Returns 0, or NBD_IO_READ or NBD_IO_WRITE
+    // to be called again then; any other result counts as 0.
+    int (*finish)(void *context);
 } nbd_transport;
 
 /// Types ///
@@ -570,7 +576,8 @@ typedef struct nbd_client {
     // Sending:
     uint8_t out_blocked; // NBD_WANT_ bit that the transport asked for, or 0
     uint8_t out_failed;
-    uint8_t disc; // NBDI_DISC_..., or 0
+    uint8_t finished; // 1 once the transport has been told that nothing follows
+    uint8_t disc;     // NBDI_DISC_..., or 0
     // Receiving:
     uint8_t in_blocked; // as out_blocked
     uint8_t in_over;    // NBDI_IN_..., or 0
@@ -680,7 +687,8 @@ NBD_API unsigned nbd_wants(const nbd_client *client);
 // flight NBD_CMD_DISC goes out (NBD_OPT_ABORT during options), then the stream
 // is read to its end and CLOSED comes, with error 0.  Keep polling until then.  On
 // a stream that has no end (a UART) NBD_CMD_DISC is out when nbd_wants says neither
-// WRITE nor NOW; call nbd_abandon then.
+// WRITE nor NOW; call nbd_abandon then.  With "Own I/O" shut the stream down for
+// sending at that point: some servers wait for its end.
 // A server that says NBD_ESHUTDOWN causes the same by itself; CLOSED then
 // carries NBD_ESHUTDOWN.
 // Errors: NBD_ERR_STATE (not connected, or over).
@@ -3056,7 +3064,7 @@ int nbd_connect(nbd_client *client, const nbd_transport *transport)
     c->piece = c->piece_fill = 0;
     c->head_sent = c->head_fill = 0;
     c->out_done = c->out_offered = 0;
-    c->out_failed = c->out_blocked = 0;
+    c->out_failed = c->out_blocked = c->finished = 0;
     c->out_cursor.index = 0;
     c->out_cursor.skip = 0;
     c->first = c->unsent = c->last = c->done = NBDI_NONE;
@@ -3418,6 +3426,21 @@ static void nbdi_poll_out(nbd_client *c, nbd_iovec *iov)
     }
 }
 
+// Whether the transport is still to be told that nothing more will be sent.
+static int nbdi_unfinished(const nbd_client *c)
+{
+    return c->state == NBDI_CLOSING && !c->finished && !c->out_failed && !nbdi_pending(c) &&
+           c->transport && c->transport->finish;
+}
+
+// After the last byte a server may wait for the end of the stream before it ends its own.
+static void nbdi_finish_sending(nbd_client *c)
+{
+    if (!nbdi_unfinished(c)) return;
+    c->out_blocked = nbdi_blocked(c->transport->finish(c->transport->context));
+    c->finished = c->out_blocked == 0;
+}
+
 static void nbdi_poll_in(nbd_client *c, nbd_iovec *iov)
 {
     const nbd_transport *t = c->transport;
@@ -3443,6 +3466,7 @@ int nbd_poll(nbd_client *client, unsigned ready)
     if (!c->transport || c->state == NBDI_IDLE) return NBD_ERR_STATE;
     if (!c->out_blocked || (ready & c->out_blocked)) {
         nbdi_poll_out(c, iov);
+        nbdi_finish_sending(c);
     }
     if (!c->in_blocked || (ready & c->in_blocked)) {
         nbdi_poll_in(c, iov);
@@ -3474,7 +3498,7 @@ unsigned nbd_wants(const nbd_client *client)
         wants |= c->in_blocked ? c->in_blocked : NBD_WANT_READ;
         wants |= c->in_blocked || c->in_offered ? 0 : NBD_WANT_NOW;
     }
-    if (nbdi_pending(c)) {
+    if (nbdi_pending(c) || nbdi_unfinished(c)) {
         wants |= c->out_blocked ? c->out_blocked : NBD_WANT_WRITE;
         wants |= c->out_blocked || c->out_offered ? 0 : NBD_WANT_NOW;
     }
@@ -3618,6 +3642,7 @@ static void nbdi_spend(int *limit_ms, uint64_t passed)
 #ifdef _WIN32
 
 #define NBDI_OS_SOCKET(socket) ((SOCKET)(socket))
+#define NBDI_OS_SHUT_SEND SD_SEND
 #define NBDI_OS_WRONG_TYPE WSAEPROTOTYPE
 #define NBDI_OS_TIMED_OUT WSAETIMEDOUT
 
@@ -3710,6 +3735,7 @@ static uint64_t nbdi_clock(void)
 
 #define NBDI_OS_SOCKET(socket) (socket)
 #define NBDI_OS_WRONG_TYPE EPROTOTYPE
+#define NBDI_OS_SHUT_SEND SHUT_WR
 #define NBDI_OS_TIMED_OUT ETIMEDOUT
 
 static int nbdi_os_error(void)
@@ -3881,6 +3907,14 @@ static ptrdiff_t nbdi_socket_recv(void *context, const nbd_iovec *iov, unsigned 
     return nbdi_socket_failed(io, os_error, NBD_IO_READ);
 }
 
+// It fails if the server was faster, which is as good.
+static int nbdi_socket_finish(void *context)
+{
+    nbd_socket_io *io = (nbd_socket_io *)context;
+    (void)shutdown(NBDI_OS_SOCKET(io->socket), NBDI_OS_SHUT_SEND);
+    return 0;
+}
+
 static int nbdi_socket_wait(void *context, unsigned wants, int *timeout_ms)
 {
     nbd_socket_io *io = (nbd_socket_io *)context;
@@ -3928,6 +3962,7 @@ int nbd_socket_init(nbd_socket_io *io, nbd_socket socket)
     io->transport.send = nbdi_socket_send;
     io->transport.recv = nbdi_socket_recv;
     io->transport.wait = nbdi_socket_wait;
+    io->transport.finish = nbdi_socket_finish;
     if (!nbdi_socket_is_stream(socket, &io->os_error)) return NBD_ERR_SOCKET;
     if (nbdi_socket_prepare(socket)) {
         io->os_error = nbdi_os_error();

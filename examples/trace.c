@@ -412,6 +412,12 @@ static int trace_wait(void *context, unsigned wants, int *timeout_ms)
     return t->inner->wait(t->inner->context, wants, timeout_ms);
 }
 
+static int trace_finish(void *context)
+{
+    trace *t = context;
+    return t->inner->finish(t->inner->context);
+}
+
 // t, inner, out: life of the client.
 static void trace_init(trace *t, const nbd_transport *inner, FILE *out)
 {
@@ -426,6 +432,7 @@ static void trace_init(trace *t, const nbd_transport *inner, FILE *out)
     t->transport.send = trace_send;
     t->transport.recv = trace_recv;
     t->transport.wait = inner->wait ? trace_wait : NULL;
+    t->transport.finish = inner->finish ? trace_finish : NULL;
 }
 
 // Prints the messages whose end never came: often one of them is what broke.

@@ -138,7 +138,7 @@ is_captured() {
 judged_clean() {
     soon 'the capture is not whole' is_captured "$@" || return
     sed 's/^# client/error: &/' "$tmp/judged"
-    return $verdict
+    return "$verdict"
 }
 
 # session NAME MODE QUERY...: prints the lines of every.c, each with the name of the server.
@@ -313,7 +313,7 @@ info_map() {
 
 eight_tib() {
     check '8 TiB: starts' serve_unix --image-opts driver=null-co,size=8T,read-zeroes=on
-    known='CACHE over the whole export' # qemu-nbd caches less than 2 GiB at once
+    known='CACHE over the whole export' # qemu-nbd does not cache that much
     session '8 TiB' whole base:allocation
     known=
     echo '0 8796093022208 3' >"$tmp/expected"

@@ -380,6 +380,42 @@ static ptrdiff_t flood(void *context, const nbd_iovec *iov, unsigned count)
     return (ptrdiff_t)iov_sum(iov, count);
 }
 
+static int finish_calls, finish_blocks;
+
+static int count_finish(void *context)
+{
+    CHECK(context == &server);
+    CHECK_EQUAL(server.in_size, 0); // NBD_CMD_DISC has been taken
+    finish_calls++;
+    return finish_calls <= finish_blocks ? NBD_IO_WRITE : 0;
+}
+
+// Behind the last byte the transport hears that nothing follows: once, or again while it
+// is blocked, and not before the requests in flight have finished.
+static void transport_is_told_once_that_nothing_follows(void)
+{
+    nbd_event event;
+
+    for (finish_blocks = 0; finish_blocks < 3; finish_blocks++) {
+        finish_calls = 0;
+        ready(0);
+        server.transport.finish = count_finish;
+        issue(NBD_READ, 0, BLOCK);
+        CHECK_EQUAL(nbd_disconnect(&client), 0);
+        CHECK_EQUAL(nbd_poll(&client, 0), 0);
+        CHECK_EQUAL(finish_calls, 0);
+        CHECK_EQUAL(nbd_poll(&client, NBD_WANT_READ), 0);
+        CHECK_EQUAL(nbd_next(&client, &event), 1);
+        CHECK_EQUAL(event.type, NBD_EVENT_DONE);
+        CHECK_EQUAL(nbd_next(&client, &event), 0);
+        while (nbd_wants(&client) & NBD_WANT_WRITE)
+            CHECK_EQUAL(nbd_poll(&client, NBD_WANT_WRITE), 0);
+        CHECK_EQUAL(finish_calls, finish_blocks + 1);
+        CHECK_EQUAL(nbd_poll(&client, NBD_WANT_WRITE | NBD_WANT_READ), 0);
+        CHECK_EQUAL(finish_calls, finish_blocks + 1);
+    }
+}
+
 // A server that never stops sending does not hold nbd_poll.
 static void endless_server_does_not_hold_a_poll(void)
 {
@@ -406,6 +442,7 @@ int main(int argc, char **argv)
     CHECK_CASE(small_pieces_are_joined_for_a_transport_of_one_piece);
     CHECK_CASE(every_send_but_the_last_says_more);
     CHECK_CASE(no_poll_ends_with_more_outstanding);
+    CHECK_CASE(transport_is_told_once_that_nothing_follows);
     CHECK_CASE(endless_server_does_not_hold_a_poll);
     return check_end();
 }

@@ -192,6 +192,20 @@ static void structured_replies_do_not_take_extended_headers_back(script *s)
     close_session(s);
 }
 
+static void plain_newstyle_server_knows_export_name_only(script *s)
+{
+    s->config.flags |= NBD_NEGOTIATE;
+    send_greeting(s, NO_ZEROES);
+    want_client_flags(s, NO_ZEROES);
+    see_option(s, 0, 0);
+    option_is_refused_here(s, 7, NBD_ERR_UNSUPPORTED);
+    client_asks(s, 1, "disk");
+    want_export_name(s, "disk");
+    send_export(s, EXPORT_SIZE, EXPORT_FLAGS, 0);
+    see_ready(s);
+    close_session(s);
+}
+
 /// Raw options ///
 
 static void raw_option_goes_out_as_it_is(script *s)
@@ -423,6 +437,14 @@ static void information_ends_it(script *s, uint32_t length, unsigned type)
     sent = send_reply_open(s, 6, 3, length);
     put(s, type, 2);
     script_close(s, sent);
+    see_closed(s, NBD_ERR_PROTOCOL);
+}
+
+// "bit 0, NBD_FLAG_HAS_FLAGS: MUST always be 1."
+static void export_without_has_flags_ends_it(script *s)
+{
+    ask_info(s);
+    send_info_export(s, 6, EXPORT_SIZE, EXPORT_FLAGS & ~NBD_OFFERS_FLAGS);
     see_closed(s, NBD_ERR_PROTOCOL);
 }
 
@@ -708,6 +730,54 @@ static void more_contexts_than_there_is_room_end_it(script *s)
     see_closed(s, NBD_ERR_PROTOCOL);
 }
 
+// "the empty leaf-name makes sense as a wildcard for a client query during
+// NBD_OPT_LIST_META_CONTEXT, but SHOULD NOT select any contexts"
+static void namespace_lists_its_contexts_and_sets_none(script *s)
+{
+    static const char *const namespaces[] = {"base:", "qemu:"};
+
+    open_for_contexts(s);
+    client_asks_contexts(s, 9, "disk", namespaces, 2);
+    want_meta(s, 9, "disk", namespaces, 2);
+    tell_context(s, 9, 0, 0, some_queries[0]);
+    tell_context(s, 9, 1, 0, some_queries[1]);
+    send_ack(s, 9);
+    see_option(s, 9, 0);
+    client_asks_contexts(s, 10, "disk", namespaces, 2);
+    want_meta(s, 10, "disk", namespaces, 2);
+    send_ack(s, 10);
+    see_option(s, 10, 0);
+    go_asked(s, "disk");
+    status_is_refused(s);
+    close_session(s);
+}
+
+static void wide_context_is_set_after_extended_headers(script *s)
+{
+    static const char *const wide[] = {"x-test:wide"};
+    static const extent one = {4096, UINT64_C(0x123456789ABCDEF0)};
+    int r;
+
+    open_for_contexts(s);
+    client_asks_contexts(s, 10, "disk", wide, 1);
+    want_meta(s, 10, "disk", wide, 1);
+    refuse_option(s, 10, 10, "");
+    option_succeeds(s, 11);
+    s->protocol = NBD_PROTOCOL_EXTENDED;
+    client_asks_contexts(s, 10, "disk", wide, 1);
+    want_meta(s, 10, "disk", wide, 1);
+    tell_context(s, 10, 0, 3, wide[0]);
+    send_ack(s, 10);
+    see_option(s, 10, 0);
+    go_asked(s, "disk");
+    r = client_issues(s, NBD_BLOCK_STATUS, 0, 0, 4096);
+    want_request(s, r);
+    send_extents(s, r, DONE, 3, &one, 1);
+    see_extent(s, r, 0, 0, one);
+    see_done(s, r, 0);
+    close_session(s);
+}
+
 static void longest_context_is_told(script *s)
 {
     static char name[4097];
@@ -824,6 +894,7 @@ static const session option_sessions[] = {
     SESSION_OF(refused_go_may_be_asked_again),
     SESSION_OF(export_name_enters_transmission),
     SESSION_OF(export_name_is_refused_after_extended_headers),
+    SESSION_OF(plain_newstyle_server_knows_export_name_only),
     SESSION_OF(structured_replies_do_not_take_extended_headers_back),
     SESSION_OF(raw_option_goes_out_as_it_is),
     SESSION_OF(list_with_data_goes_out_as_it_is),
@@ -842,6 +913,7 @@ static const session option_sessions[] = {
     SESSION_OF(unknown_information_is_passed_over),
     SESSION_OF(empty_name_and_description_are_told),
     SESSION_OF(longest_description_is_told),
+    SESSION_OF(export_without_has_flags_ends_it),
     SESSION_OF(name_of_4097_bytes_ends_it),
     SESSION_OF(description_of_4097_bytes_ends_it),
     SESSION_OF(unknown_information_beyond_64_kib_ends_it),
@@ -865,6 +937,8 @@ static const session option_sessions[] = {
     SESSION_OF(contexts_of_no_name_count_for_the_default_export),
     SESSION_OF(contexts_survive_the_refusal_of_another_export),
     SESSION_OF(more_contexts_than_there_is_room_end_it),
+    SESSION_OF(namespace_lists_its_contexts_and_sets_none),
+    SESSION_OF(wide_context_is_set_after_extended_headers),
     SESSION_OF(longest_context_is_told),
     SESSION_OF(listed_context_of_4097_bytes_ends_it),
     SESSION_OF(context_reply_of_3_bytes_ends_it),
@@ -973,6 +1047,45 @@ static void each_information_replaces_the_last(void)
     CHECK_EQUAL(got->minimum_block, 1);
     CHECK_EQUAL(got->preferred_block, 4096);
     CHECK_EQUAL(got->maximum_payload, 32 << 20);
+}
+
+static void plain_newstyle_is_told(void)
+{
+    const session one = {check.name, plain_newstyle_server_knows_export_name_only};
+    static trace seen;
+
+    play_whole(session_script(&one), &seen);
+    CHECK_EQUAL(nbd_negotiated(&stage.client)->style, NBD_STYLE_NEW);
+}
+
+static void go_with_every_flag(script *s)
+{
+    open_options(s);
+    client_asks(s, 7, "disk");
+    want_go(s, "disk");
+    send_info_export(s, 7, EXPORT_SIZE, 0xFFFF);
+    send_ack(s, 7);
+    see_ready(s);
+    close_session(s);
+}
+
+// By its place in the specification, from bit 0 on; those behind it are unknown.
+static void every_transmission_flag_is_told(void)
+{
+    static const unsigned bits[] = {
+        NBD_OFFERS_FLAGS,         NBD_OFFERS_READ_ONLY,  NBD_OFFERS_FLUSH,
+        NBD_OFFERS_FUA,           NBD_OFFERS_ROTATIONAL, NBD_OFFERS_TRIM,
+        NBD_OFFERS_WRITE_ZEROES,  NBD_OFFERS_DF,         NBD_OFFERS_MULTI_CONN,
+        NBD_OFFERS_RESIZE,        NBD_OFFERS_CACHE,      NBD_OFFERS_FAST_ZERO,
+        NBD_OFFERS_STATUS_PAYLOAD};
+    const session one = {check.name, go_with_every_flag};
+    static trace seen;
+    unsigned i;
+
+    play_whole(session_script(&one), &seen);
+    CHECK_EQUAL(nbd_negotiated(&stage.client)->flags, 0xFFFF);
+    for (i = 0; i < sizeof bits / sizeof bits[0]; i++)
+        CHECK_EQUAL(bits[i], 1u << i);
 }
 
 /// A long option against a server that answers while it reads ///
@@ -1277,6 +1390,8 @@ int main(int argc, char **argv)
     }
     CHECK_CASE(any_order_of_options_is_served);
     CHECK_CASE(each_information_replaces_the_last);
+    CHECK_CASE(plain_newstyle_is_told);
+    CHECK_CASE(every_transmission_flag_is_told);
     CHECK_CASE(long_set_against_a_server_that_answers_while_it_reads);
     CHECK_CASE(long_set_against_such_a_server_with_own_io);
     CHECK_CASE(long_list_against_such_a_server);

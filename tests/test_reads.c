@@ -468,18 +468,34 @@ static void error_offset_outside(script *s, uint32_t flags)
     SESSION_OF(rule##_default), SESSION_OF(rule##_no_init), SESSION_OF(rule##_sparse_no_init)
 
 // The rules whose sessions differ in nothing but the flags of the read.
+// clang-format off
 #define RULES(X) \
     X(nothing_but_none) \
     X(gap_at_the_end) \
     X(gap_in_the_middle) \
-    X(overlap_that_adds_up) X(overlap_in_part) X(too_many_fragments) X(error_after_data) \
-        X(data_after_error) X(gap_behind_an_error) X(whole_read_fails_in_simple_replies) \
-            X(simple_error_to_a_structured_read) X(data_below) X(data_above) \
-                X(data_at_the_end_of_64_bits) X(data_longer_than_the_request) X(hole_below) \
-                    X(hole_longer_than_the_request) X(hole_of_4_gib) X(hole_of_nothing) \
-                        X(data_of_nothing) X(data_of_4_gib) X(data_after_done) \
-                            X(simple_success_to_a_structured_read) X(error_offset_outside) \
-                                X(hole_over_data)
+    X(overlap_that_adds_up) \
+    X(overlap_in_part) \
+    X(too_many_fragments) \
+    X(error_after_data) \
+    X(data_after_error) \
+    X(gap_behind_an_error) \
+    X(whole_read_fails_in_simple_replies) \
+    X(simple_error_to_a_structured_read) \
+    X(data_below) \
+    X(data_above) \
+    X(data_at_the_end_of_64_bits) \
+    X(data_longer_than_the_request) \
+    X(hole_below) \
+    X(hole_longer_than_the_request) \
+    X(hole_of_4_gib) \
+    X(hole_of_nothing) \
+    X(data_of_nothing) \
+    X(data_of_4_gib) \
+    X(data_after_done) \
+    X(simple_success_to_a_structured_read) \
+    X(error_offset_outside) \
+    X(hole_over_data)
+// clang-format on
 
 RULES(IN_MODES)
 

@@ -678,6 +678,25 @@ static void last_extent_may_be_longer(script *s)
     close_session(s);
 }
 
+static void states_of_base_allocation_are_told(script *s)
+{
+    static const extent sent[] = {{512, 1}, {512, 2}, {512, 3}, {2560, 0}};
+    static const uint64_t states[] = {NBD_STATE_HOLE, NBD_STATE_ZERO,
+                                      NBD_STATE_HOLE | NBD_STATE_ZERO, 0};
+    int r = status_until_answer(s, NBD_PROTOCOL_STRUCTURED, 0);
+    uint64_t i;
+
+    send_extents(s, r, DONE, 9, sent, 4);
+    for (i = 0; i < 4; i++) {
+        extent told = sent[i];
+
+        told.flags = states[i];
+        see_extent(s, r, 0, i * 512, told);
+    }
+    see_done(s, r, 0);
+    close_session(s);
+}
+
 static void empty_extent_ends_it(script *s)
 {
     static const extent empty = {0, 0};
@@ -769,6 +788,7 @@ static const session transfer_sessions[] = {
     SESSION_OF(wrong_reply_magic_ends_the_session),
     SESSION_OF(bytes_without_a_request_end_it),
     SESSION_OF(last_extent_may_be_longer),
+    SESSION_OF(states_of_base_allocation_are_told),
     SESSION_OF(empty_extent_ends_it),
     SESSION_OF(extents_of_an_unknown_context_end_it),
     SESSION_OF(narrow_extents_in_an_extended_session_end_it),

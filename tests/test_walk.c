@@ -371,7 +371,7 @@ static int hook_wait(void *context, unsigned wants, int *timeout_ms)
     return 0;
 }
 
-static const nbd_transport transport = {0, NULL, hook_send, hook_recv, hook_wait};
+static const nbd_transport transport = {0, NULL, hook_send, hook_recv, hook_wait, NULL};
 
 /// Sessions ///
 
