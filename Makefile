@@ -30,7 +30,7 @@ SOURCES := nbd.h $(wildcard examples/*.[ch] tests/*.[ch] tests/compile/*.[ch] te
 # Debian packages for the tests that use other people's programs.
 PACKAGES := clang clang-format debootstrap e2fsprogs g++ gcc-12-multilib gcc-arm-none-eabi \
     git libc6-dev-i386 libclang-rt-14-dev libnbd-bin libnbd-dev libnewlib-arm-none-eabi \
-    linux-libc-dev musl-tools nbd-server nbdkit pkg-config qemu-user \
+    linux-libc-dev musl-tools nbd-server nbdkit pkg-config python3 qemu-user \
     qemu-utils tcc tshark
 
 .DELETE_ON_ERROR:

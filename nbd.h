@@ -1175,6 +1175,12 @@ extern "C" {
 // flags.  Any piece can be made again from its index alone, so a short header
 // area and a blocked transport only delay.
 //
+// ENDINGS.  `error` is the first error of the session and leaves with CLOSED; `cause` is
+// what ended the connection and leaves with the requests in flight.  They differ if the
+// server refused the export or said NBD_ESHUTDOWN before.  A polite end waits in its
+// state until nothing is in flight, sends its last message in CLOSING, tells the
+// transport that nothing follows, and drops what still comes.
+//
 // WANTS.  NOW is said if nbd_next was not asked since something came in, and if a
 // direction could move at once: it is computed from `fresh`, the last results of the
 // transport and what is pending.  So commands issued after nbd_poll are NOW as well:

@@ -4,46 +4,10 @@
 #
 # INTEROP_MIB is the size of the large image, 1024 if not set.
 . tests/lib.sh
+. tests/servers.sh
 
 copy=build/examples/copy
-socket=$tmp/socket
-uri=
 flush=--flush
-server_pid=
-
-# A daemon is no child of this shell: it is waited for by looking.
-stop() {
-    [ -n "$server_pid" ] || return 0
-    kill "$server_pid" 2>/dev/null
-    wait "$server_pid" 2>/dev/null
-    while kill -0 "$server_pid" 2>/dev/null; do :; done
-    server_pid=
-    rm -f "$socket" "$tmp/pid"
-}
-
-stop_all() {
-    stop
-}
-
-# Waits until the server listens; the kernel's list of sockets tells (0x10000).
-ready() {
-    local deadline=$((SECONDS + 60))
-    until grep -q " 00010000 .* $socket\$" /proc/net/unix; do
-        if ! kill -0 "$server_pid" 2>/dev/null || [ $SECONDS -gt $deadline ]; then
-            echo "error: server did not start: $(cat "$tmp/server.log")"
-            return 1
-        fi
-    done
-}
-
-# start COMMAND...: starts a server that listens on $socket.
-start() {
-    stop
-    uri="nbd+unix:///?socket=$socket"
-    "$@" >"$tmp/server.log" 2>&1 </dev/null &
-    server_pid=$!
-    ready
-}
 
 # Each serves file $1 for reading and writing; further arguments are its own.
 serve_ours() {
@@ -65,19 +29,6 @@ serve_qemu_raw() {
 
 serve_qemu_qcow2() {
     start qemu-nbd -t -e 8 -k "$socket" -f qcow2 "$1"
-}
-
-# With -d it would serve one client only, so it is a daemon; its file of the pid comes
-# before it listens.
-serve_nbd_server() {
-    stop
-    uri="nbd+unix:///disk?socket=$socket"
-    printf '[generic]\nunixsock = %s\nallowlist = true\n[disk]\nexportname = %s\n' \
-        "$socket" "$1" >"$tmp/nbd-server.conf"
-    nbd-server -C "$tmp/nbd-server.conf" -p "$tmp/pid" >"$tmp/server.log" 2>&1 || return 1
-    until [ -s "$tmp/pid" ]; do :; done
-    server_pid=$(cat "$tmp/pid")
-    ready
 }
 
 # copies COMMAND-ARGUMENTS...: copy with its counters left in $tmp/counters.

@@ -4,27 +4,15 @@
 # the newer ones of Debian 13 that tests/trixie.sh unpacks; and extended headers, which only
 # the newer qemu-nbd has.
 . tests/lib.sh
+. tests/servers.sh
 
 tree=${NBD_TRIXIE:-/var/cache/nbd.h-trixie}
 newer=$tmp/newer # wrappers of the programs in the tree
 every=build/tests/every
 copy=build/examples/copy
-socket=$tmp/socket
 port=$((20000 + $$ % 10000))
-uri=
-server_pid=
 capture_pid=
 known=
-
-# A daemon is no child of this shell: it is waited for by looking.
-stop() {
-    [ -n "$server_pid" ] || return 0
-    kill "$server_pid" 2>/dev/null
-    wait "$server_pid" 2>/dev/null
-    while kill -0 "$server_pid" 2>/dev/null; do :; done
-    server_pid=
-    rm -f "$socket" "$tmp/pid"
-}
 
 stop_capture() {
     [ -n "$capture_pid" ] || return 0

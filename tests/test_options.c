@@ -1297,7 +1297,38 @@ static void fill_long_queries(void)
     }
 }
 
-static void connect_long(int own)
+// How the bytes cross: by hooks, by the engine's own calls, over a socketpair.
+enum way { BY_HOOKS, BY_HAND, BY_SOCKETS };
+
+static int far_socket; // the server's end of the socketpair
+
+// Between the server's pipes and its socket.  Returns whether anything moved.
+static int shovel(void)
+{
+    unsigned char bytes[PIPE_SIZE];
+    pipe_bytes *in = &server.in, *out = &server.out;
+    ssize_t got = recv(far_socket, bytes, PIPE_SIZE - (in->to - in->from), MSG_DONTWAIT);
+    ssize_t sent = send(far_socket, out->bytes + out->from, out->to - out->from, MSG_DONTWAIT);
+
+    if (got > 0) CHECK_EQUAL(pipe_put(in, bytes, (size_t)got), got);
+    if (sent > 0) out->from += (size_t)sent;
+    return got > 0 || sent > 0;
+}
+
+static const nbd_transport *socket_transport(void)
+{
+    static nbd_socket_io io;
+    int ends[2], size = PIPE_SIZE;
+
+    CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    CHECK_EQUAL(setsockopt(ends[0], SOL_SOCKET, SO_SNDBUF, &size, sizeof size), 0);
+    CHECK_EQUAL(setsockopt(ends[1], SOL_SOCKET, SO_SNDBUF, &size, sizeof size), 0);
+    CHECK_EQUAL(nbd_socket_init(&io, ends[0]), 0);
+    far_socket = ends[1];
+    return &io.transport;
+}
+
+static void connect_long(enum way way)
 {
     static unsigned char buffer[NBD_BUFFER_NAMES];
     static nbd_slot slots[1];
@@ -1315,12 +1346,15 @@ static void connect_long(int own)
     config.context_count = LONG_ROOM;
     config.flags = NBD_NEGOTIATE;
     CHECK_EQUAL(nbd_init(&long_client, &config), 0);
-    CHECK_EQUAL(nbd_connect(&long_client, own ? NULL : &transport), 0);
+    CHECK_EQUAL(nbd_connect(&long_client, way == BY_HAND      ? NULL
+                                          : way == BY_SOCKETS ? socket_transport()
+                                                              : &transport),
+                0);
 }
 
 // Everybody moves what they can until the option is over; if nobody can move, it is a
 // deadlock.
-static void long_option_completes(uint32_t option, uint32_t every, int own)
+static void long_option_completes(uint32_t option, uint32_t every, enum way way)
 {
     static const char greeting[] = "NBDMAGICIHAVEOPT\0\3";
     nbd_option asked = NBD_ZERO;
@@ -1337,9 +1371,9 @@ static void long_option_completes(uint32_t option, uint32_t every, int own)
     asked.queries = long_queries;
     asked.query_count = LONG_QUERIES;
     CHECK_EQUAL(pipe_put(&server.out, greeting, 18), 18);
-    connect_long(own);
+    connect_long(way);
     while (!option_over) {
-        int moved = own ? long_moves_by_hand() : long_moves_by_poll();
+        int moved = way == BY_HAND ? long_moves_by_hand() : long_moves_by_poll();
 
         moved |= long_events();
         if (nbd_phase(&long_client) == NBD_PHASE_OPTIONS && server.read == 0 && asked.option) {
@@ -1349,6 +1383,7 @@ static void long_option_completes(uint32_t option, uint32_t every, int own)
             moved = 1;
         }
         moved |= server_moves();
+        if (way == BY_SOCKETS) moved |= shovel();
         CHECK(moved);
     }
     CHECK(server.early);
@@ -1358,24 +1393,31 @@ static void long_option_completes(uint32_t option, uint32_t every, int own)
 
 static void long_set_against_a_server_that_answers_while_it_reads(void)
 {
-    long_option_completes(NBD_OPTION_SET_META_CONTEXT, LONG_QUERIES / LONG_ROOM, 0);
+    long_option_completes(NBD_OPTION_SET_META_CONTEXT, LONG_QUERIES / LONG_ROOM, BY_HOOKS);
     CHECK_EQUAL(nbd_negotiated(&long_client)->context_count, LONG_ROOM);
 }
 
 static void long_set_against_such_a_server_with_own_io(void)
 {
-    long_option_completes(NBD_OPTION_SET_META_CONTEXT, LONG_QUERIES / LONG_ROOM, 1);
+    long_option_completes(NBD_OPTION_SET_META_CONTEXT, LONG_QUERIES / LONG_ROOM, BY_HAND);
     CHECK_EQUAL(nbd_negotiated(&long_client)->context_count, LONG_ROOM);
+}
+
+static void long_set_over_sockets_with_buffers_of_4_kib(void)
+{
+    long_option_completes(NBD_OPTION_SET_META_CONTEXT, LONG_QUERIES / LONG_ROOM, BY_SOCKETS);
+    CHECK_EQUAL(nbd_negotiated(&long_client)->context_count, LONG_ROOM);
+    CHECK_EQUAL(close(far_socket), 0);
 }
 
 static void long_list_against_such_a_server(void)
 {
-    long_option_completes(NBD_OPTION_LIST_META_CONTEXT, 1, 0);
+    long_option_completes(NBD_OPTION_LIST_META_CONTEXT, 1, BY_HOOKS);
 }
 
 static void long_list_against_such_a_server_with_own_io(void)
 {
-    long_option_completes(NBD_OPTION_LIST_META_CONTEXT, 1, 1);
+    long_option_completes(NBD_OPTION_LIST_META_CONTEXT, 1, BY_HAND);
 }
 
 int main(int argc, char **argv)
@@ -1394,6 +1436,7 @@ int main(int argc, char **argv)
     CHECK_CASE(every_transmission_flag_is_told);
     CHECK_CASE(long_set_against_a_server_that_answers_while_it_reads);
     CHECK_CASE(long_set_against_such_a_server_with_own_io);
+    CHECK_CASE(long_set_over_sockets_with_buffers_of_4_kib);
     CHECK_CASE(long_list_against_such_a_server);
     CHECK_CASE(long_list_against_such_a_server_with_own_io);
     return check_end();
