@@ -716,6 +716,8 @@ enum nbd_phase_type {
     NBD_PHASE_TRANSMISSION, // commands and replies
     NBD_PHASE_CLOSING       // no new commands; CLOSED will come
 };
+
+// Returns an enum nbd_phase_type.
 NBD_API int nbd_phase(const nbd_client *client);
 
 // A constant text naming the rule that the server broke, or ""; never NULL.
@@ -1587,6 +1589,7 @@ static int nbdi_finish(nbd_client *c, uint32_t index, nbd_event *event)
     if (error && s->command == NBD_READ && !(s->flags & NBD_NO_INIT)) {
         nbdi_clear_missing(c, s, index);
     }
+    NBD_ASSERT(s->id && c->counters.in_flight > 0);
     event->type = NBD_EVENT_DONE;
     nbdi_about(event, s);
     event->error = error;
@@ -1732,6 +1735,7 @@ static void nbdi_encode(nbd_client *c, uint32_t flags, uint32_t type, uint64_t c
         nbdi_put32(p + 24, (uint32_t)size);
     }
     c->head_fill += nbdi_header_size(c);
+    NBD_ASSERT(c->head_fill <= c->head_size);
 }
 
 static void nbdi_encode_request(nbd_client *c, const nbd_slot *s)
@@ -1843,6 +1847,7 @@ static void nbdi_request_sent(nbd_client *c, nbd_slot *s)
     c->out_done = 0;
     c->out_cursor.index = 0;
     c->out_cursor.skip = 0;
+    NBD_ASSERT(s->state & NBDI_OFFERED);
     s->state |= NBDI_SENT;
     if (s->state & NBDI_REPLIED) {
         nbdi_put_done(c, index);
@@ -2772,6 +2777,7 @@ static int nbdi_step_offset(nbd_client *c)
 static int nbdi_step_data(nbd_client *c)
 {
     uint32_t bytes = (uint32_t)nbdi_min(c->left, c->in_end - c->in_start);
+    NBD_ASSERT(bytes == 0 || c->direct == 0); // payload in place comes before the read-ahead
     c->left -= bytes;
     c->place += bytes;
     while (bytes) {
@@ -3367,6 +3373,7 @@ int nbd_received(nbd_client *client, ptrdiff_t result)
         c->left -= placed;
         c->place += placed;
         c->in_end += (uint32_t)((uint64_t)result - placed);
+        NBD_ASSERT(c->in_end <= c->buffer_size);
     } else if (!c->in_blocked) {
         c->in_over = result == NBD_IO_EOF ? NBDI_IN_EOF : NBDI_IN_FAILED;
     }

@@ -28,10 +28,11 @@
 #ifndef NBD_IOVECS
 #define NBD_IOVECS 5
 #endif
+#include <stdlib.h>
+#define NBD_ASSERT(x) ((x) ? (void)0 : abort())
 #include "nbd.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 #define SLOTS 4
 #define PIECES 6
