@@ -722,6 +722,7 @@ static void check_header(const request *r, int extended)
     static const uint16_t types[] = {0, 0, 1, 3, 4, 5, 6, 7};
     uint32_t flags = nbdi_get16(server.in + 4), type = nbdi_get16(server.in + 6);
     uint64_t size = extended ? in64(24) : in32(24), payload = payload_of(r);
+    int has_payload = payload > 0 || r->op.command == NBD_WRITE;
     MUST(in64(16) == r->op.offset);
     if (r->op.command == NBD_RAW) {
         MUST(type == r->op.raw_type && flags == r->op.flags);
@@ -729,7 +730,7 @@ static void check_header(const request *r, int extended)
     }
     MUST(type == types[r->op.command]);
     MUST(size == (r->op.contexts ? payload : r->op.size));
-    MUST(flags == ((r->op.flags & 0x1f) | (extended && payload ? 0x20u : 0)));
+    MUST(flags == ((r->op.flags & 0x1f) | (extended && has_payload ? 0x20u : 0)));
     MUST(extended || payload == 0 || r->op.command == NBD_WRITE);
 }
 
