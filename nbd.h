@@ -100,7 +100,8 @@
 //   NBD_IOVECS       pieces that one nbd_poll sends in a call; 2 to 1024,
 //                    default 128 with sockets and 16 without.  Stack: 16 bytes
 //                    for each on a 64-bit machine, twice that with sockets.
-//   NBD_POLL_BYTES   bytes that one nbd_poll moves each way; default 1 MiB
+//   NBD_POLL_BYTES   bytes each way behind which one nbd_poll calls a hook no more; a
+//                    single call may move more; default 1 MiB
 //   NBD_STAGE        bytes joined, on the stack, for a transport that takes one
 //                    piece; default 512 with sockets and 128 without
 //   NBD_SEND_FLAGS(flags)  maps the send hook's flags to those of send(2)
@@ -178,7 +179,7 @@ extern "C" {
     X(NBD_ERR_STATE, -2, "call not allowed in this state") \
     X(NBD_ERR_FULL, -3, "every request slot is taken") \
     X(NBD_ERR_ABI, -4, "compiled with other layout macros or version than the implementation") \
-    X(NBD_ERR_BUFFER, -5, "buffer smaller than NBD_BUFFER_MIN") \
+    X(NBD_ERR_BUFFER, -5, "memory too small, or buffer above 2^31 - 1 bytes") \
     X(NBD_ERR_BOUNDS, -6, "request runs past the end of the export") \
     X(NBD_ERR_BLOCK_SIZE, -7, "offset or size is no multiple of the minimum block size") \
     X(NBD_ERR_READ_ONLY, -8, "export is read-only") \
@@ -230,10 +231,10 @@ NBD_API const char *nbd_strerror(int error);
 
 /// Transport ///
 //
-// A transport moves bytes for nbd_poll: five members that you fill in.  A
-// socket (below) is one; a UART, a TLS session, a pipe are others.  Both hooks
-// are called from nbd_poll only, must not block, and must not call this client.
-// No piece that they are given is empty.
+// A transport moves bytes for nbd_poll: six members that you fill in.  A socket (below)
+// is one; a UART, a TLS session, a pipe are others.  send, recv and finish are called
+// from nbd_poll only, must not block, and must not call this client.  No piece that they
+// are given is empty.
 
 // One piece of memory.  `size` is in bytes and may be 0.
 typedef struct nbd_iovec {
@@ -489,7 +490,7 @@ typedef struct nbd_context {
 
 // Sizes for nbd_config.buffer, usable as array bounds.  A header area for
 // queued commands takes min(32 * slots, a quarter) of it; the rest reads ahead.
-#define NBD_BUFFER_MIN 256    // works; texts are cut to 192 bytes
+#define NBD_BUFFER_MIN 256    // works; texts are cut to 192 bytes (224 with one slot)
 #define NBD_BUFFER_NAMES 5464 // holds the longest legal name (4096) whole
 #define NBD_BUFFER_GOOD 65536 // what the speed figures were measured with
 #define NBD_SLOTS_MAX 65535
@@ -605,7 +606,7 @@ typedef struct nbd_client {
     uint32_t in_start;
     uint32_t in_end;
     uint32_t direct;   // bytes of payload memory on offer
-    uint32_t left;     // bytes of DATA or EXTENT still to come, 0 elsewhere
+    uint32_t left;     // bytes still to come: of DATA; in STATUS and EXTENT of the chunk
     size_t in_offered; // bytes
     nbdi_cursor in_cursor;
 } nbd_client;
@@ -613,12 +614,11 @@ typedef struct nbd_client {
 /// Session ///
 
 // Prepares a client.  On success every field is set, on an error none; nothing is sent.
-// Also resets a
-// client in any state: requests in flight are then forgotten without events.
-// client: until its last use.  config: this call; what it points to: life of
-// the client.
-// Errors: NBD_ERR_ARG (NULL, slot_count, context_count out of range),
-// NBD_ERR_BUFFER, NBD_ERR_NAME, NBD_ERR_ABI.
+// Also resets a client in any state: requests in flight are then forgotten without events.
+// client: until its last use.  config: this call; what it points to: life of the client.
+// Errors: NBD_ERR_ARG (NULL; flags, slot_count or context_count out of range; queries
+// without context_count; NBD_TLS_REQUIRE with NBD_ONLY_EXPORT_NAME), NBD_ERR_BUFFER,
+// NBD_ERR_NAME, NBD_ERR_ABI.
 #define nbd_init(client, config) \
     nbd_init_checked((client), (config), sizeof(nbd_client), sizeof(nbd_slot), NBD_VERSION)
 
@@ -641,7 +641,7 @@ NBD_API int nbd_connect(nbd_client *client, const nbd_transport *transport);
 // op: this call; what it points to: until finished.
 // Errors: NBD_ERR_STATE (not READY yet, or disconnecting, or over), NBD_ERR_ARG
 // (unknown command, flag not valid for it, memory missing, pieces that do not
-// sum up), NBD_ERR_READ_ONLY, NBD_ERR_UNSUPPORTED, NBD_ERR_ZERO_SIZE,
+// sum up, FLUSH with an offset or size), NBD_ERR_READ_ONLY, NBD_ERR_UNSUPPORTED, NBD_ERR_ZERO_SIZE,
 // NBD_ERR_PAYLOAD (READ, WRITE: above maximum_payload; the rest: above 2^32 - 1
 // without extended headers), NBD_ERR_BOUNDS, NBD_ERR_BLOCK_SIZE, NBD_ERR_FULL.
 // Chapters "Request message", "Size constraints".
@@ -657,8 +657,8 @@ NBD_API int nbd_allows(const nbd_client *client, uint32_t command, uint32_t flag
 #define NBD_WANT_WRITE 0x2u
 #define NBD_WANT_NOW 0x4u
 
-// Moves bytes both ways until the transport would block or NBD_POLL_BYTES have
-// moved, then returns.  Calls nothing but the two hooks; parses nothing.
+// Moves bytes both ways until the transport would block or NBD_POLL_BYTES or more have
+// moved, then returns.  Calls nothing but the hooks send, recv and finish; parses nothing.
 //
 // `ready` holds the NBD_WANT_READ and NBD_WANT_WRITE that arrived, 0 for none; an
 // error or hang-up that poll(2) reports counts as both.  A bit too many costs a
@@ -695,14 +695,17 @@ NBD_API unsigned nbd_wants(const nbd_client *client);
 // Chapter "Terminating the transmission phase".
 NBD_API int nbd_disconnect(nbd_client *client);
 
-// Ends the session at once: every request in flight finishes with
-// NBD_ERR_ABANDONED (one per nbd_next), then CLOSED comes.  The transport is not
+// Ends the session at once: every request in flight finishes (one per nbd_next), with
+// NBD_ERR_ABANDONED unless its result is known already (an error of the server or of
+// the proof, or all sent and all replied), then CLOSED comes.  The transport is not
 // touched: close it yourself.  With "Own I/O" memory that is on offer must first
 // be given back (nbd_sent, nbd_received); until then nbd_next hands out nothing.
 // Errors: NBD_ERR_STATE (not connected, or over).
 NBD_API int nbd_abandon(nbd_client *client);
 
-// What was negotiated, and the counters.  Valid until the next nbd_init.
+// What was negotiated, and the counters.  The pointers last as long as the client.
+// nbd_connect clears what was negotiated (after CLOSED it can still be read), nbd_init
+// the counters too.
 NBD_API const nbd_export *nbd_negotiated(const nbd_client *client);
 NBD_API const nbd_counters *nbd_count(const nbd_client *client);
 
@@ -751,11 +754,11 @@ NBD_API const char *nbd_detail(const nbd_client *client);
 // option: this call; what it points to: until finished; the name of
 // SET_META_CONTEXT until READY (contexts count only for the export they were for).
 // Errors: NBD_ERR_STATE (no NBD_NEGOTIATE, greeting not over, another option under
-// way, STARTTLS twice, ABORT: use nbd_disconnect), NBD_ERR_UNSUPPORTED (server is
-// not fixed newstyle; EXPORT_NAME after extended headers; SET_META_CONTEXT without
-// structured replies), NBD_ERR_TLS
-// (NBD_TLS_REQUIRE, and it is not STARTTLS), NBD_ERR_NAME, NBD_ERR_ARG (NULL with a
-// count or size above 0).
+// way, disconnecting, over, STARTTLS twice, ABORT: use nbd_disconnect),
+// NBD_ERR_UNSUPPORTED (server is not fixed newstyle, and it is not EXPORT_NAME;
+// EXPORT_NAME after extended headers; SET_META_CONTEXT without structured replies),
+// NBD_ERR_TLS (NBD_TLS_REQUIRE, and it is not STARTTLS), NBD_ERR_NAME, NBD_ERR_ARG
+// (NULL with a count or size above 0).
 // Chapter "Option types".
 NBD_API int nbd_negotiate(nbd_client *client, const nbd_option *option);
 
@@ -783,8 +786,8 @@ NBD_API unsigned nbd_outgoing(nbd_client *client, nbd_iovec *iov, unsigned count
 
 // Ends the offer of nbd_outgoing: `result` bytes of it went out (1 or more); or
 // 0, NBD_IO_READ, NBD_IO_WRITE: blocked, for nbd_wants; or NBD_IO_ERROR.
-// Errors: NBD_ERR_STATE (nothing is on offer), NBD_ERR_ARG (more bytes than
-// pending).
+// Errors: NBD_ERR_STATE (nothing is on offer), NBD_ERR_ARG (more bytes than were
+// offered).
 NBD_API int nbd_sent(nbd_client *client, ptrdiff_t result);
 
 // Where to put input: fills at most `count` (1 or more) pieces, returns how
@@ -928,7 +931,7 @@ typedef struct nbd_uri {
 NBD_API int nbd_uri_parse(nbd_uri *uri, const char *text, char *memory, size_t memory_size);
 
 // Makes a text of the server fit for a terminal or a log: printable ASCII stays but
-// the backslash, every other byte becomes \\x and two hexadecimal digits.  Writes at
+// the backslash, every other byte becomes \x and two hexadecimal digits.  Writes at
 // most `room` bytes (1 or more) with the NUL, never a part of an escape, and
 // returns the length without it.  to, from: this call.
 NBD_API size_t nbd_escape(char *to, size_t room, const char *from, size_t size);
@@ -968,12 +971,14 @@ typedef struct nbd_sync {
 // sync->io.transport, or one around it, to nbd_sync_connect or nbd_connect.
 // nbd_sync_close closes the socket.  `client` may be NULL.
 // address: this call.  sync: until nbd_sync_close.
-// Errors besides the above: those of nbd_dial_start and nbd_dial_step.
+// Errors besides the above: those of nbd_dial_start and nbd_dial_step, NBD_ERR_SOCKET,
+// NBD_ERR_STATE (open already: nbd_sync_close first).
 NBD_API int nbd_sync_dial(nbd_sync *sync, const nbd_address *address);
 
 // nbd_sync_dial, then nbd_sync_connect: shakes hands until READY.
 // address: this call.  sync: until nbd_sync_close.
-// Errors besides the above: those of nbd_dial_start and nbd_dial_step.
+// Errors besides the above: those of nbd_dial_start and nbd_dial_step, NBD_ERR_SOCKET,
+// NBD_ERR_STATE (open already: nbd_sync_close first).
 NBD_API int nbd_sync_open(nbd_sync *sync, const nbd_address *address);
 #endif
 
@@ -1113,8 +1118,9 @@ extern "C" {
 /// Implementation notes ///
 //
 // Order of what follows: wire, memory of a request, range proof, endings, sending
-// (requests, options), receiving (input memory, options, replies), public
-// functions.  The engine knows no sockets, clocks, heap, errno or TLS.
+// (requests, options), receiving (input memory, options, replies), public functions,
+// sockets, convenience (on the public calls only).  The engine knows no sockets, clocks,
+// heap, errno or TLS.
 //
 // STATES.  What each state reads, and where it leads.  A state reads a fixed
 // number of bytes that lie in one piece (the least read-ahead holds the
@@ -1126,7 +1132,7 @@ extern "C" {
 //   MAGIC        16: NBDMAGIC and a second magic    OLD, FLAGS
 //   OLD          136: size, flags, zeroes           REPLY
 //   FLAGS        2: handshake flags                 OPTION, NAME, HAGGLE
-//   HAGGLE       nothing is due                     OPTION, NAME (nbd_negotiate)
+//   HAGGLE       nothing is due                     OPTION, NAME (nbd_negotiate), CLOSING
 //   OPTION       20: header of an option reply      INFO, SERVER, CONTEXT, TEXT,
 //                                                   SETTLE
 //   INFO         2: type of the information         INFO_EXPORT, INFO_BLOCK, TEXT,
@@ -1145,9 +1151,9 @@ extern "C" {
 //   REPLY        16, 20 or 32: header of a reply    DATA, OFFSET, HOLE, ERROR, STATUS,
 //                                                   END, REPLY, CLOSING
 //   OFFSET       8: offset of a data chunk          DATA
-//   DATA         a counted run of payload           END
+//   DATA         a counted run of payload           REPLY (as END does)
 //   HOLE         12: offset, size                   END
-//   ERROR        6: error, length of its message    TEXT, SKIP, ERROR_OFFSET, END
+//   ERROR        6: error, length of its message    TEXT, SKIP, then ERROR_OFFSET or END
 //   ERROR_OFFSET 8: offset of the error             END
 //   STATUS       4 or 8: context, count             EXTENT
 //   EXTENT       8 or 16: one extent                EXTENT, END
@@ -1156,7 +1162,8 @@ extern "C" {
 //   DEAD         nothing: requests finish           ENDED
 //   ENDED        nothing                            MAGIC (nbd_connect)
 //
-// Every state leads to DEAD: a wrong byte, end of stream, a failed hook.
+// Every state but IDLE and ENDED leads to DEAD: a wrong byte, end of stream, a failed
+// hook, nbd_abandon; HAGGLE and TLS also by nbd_disconnect.
 //
 // BUFFER.  [0, head_size) is the header area, [head_size, buffer_size) reads
 // ahead.  Encoded bytes lie at [head_sent, head_fill); the area starts anew when
@@ -1293,8 +1300,11 @@ enum nbdi_step { NBDI_WAIT, NBDI_AGAIN, NBDI_EVENT };
 #define NBDI_SAY(text) text
 #endif
 
-// Refuses to compile if a size that a comment states is wrong.
+// Refuses to compile if a macro is out of its range or a number that a comment states is
+// wrong.
 #define NBDI_STATIC_ASSERT(name, x) typedef char nbdi_assert_##name[(x) ? 1 : -1]
+NBDI_STATIC_ASSERT(names, NBD_BUFFER_NAMES - NBD_BUFFER_NAMES / 4 >= 4096);
+NBDI_STATIC_ASSERT(least, NBD_BUFFER_MIN - NBD_BUFFER_MIN / 4 >= 8 + 4 + 124); // state OLD
 NBDI_STATIC_ASSERT(ranges, NBD_RANGES >= 1 && NBD_RANGES <= 64);
 NBDI_STATIC_ASSERT(iovecs, NBD_IOVECS >= 2 && NBD_IOVECS <= 1024);
 NBDI_STATIC_ASSERT(stage, NBD_STAGE >= 1 && NBD_STAGE <= 65536);
@@ -1644,7 +1654,7 @@ static int nbdi_at_boundary(const nbd_client *c)
 static const char *nbdi_closed_where(const nbd_client *c)
 {
     if (c->transmission) return NBDI_SAY("during transmission");
-    if (c->state == NBDI_MAGIC || c->state == NBDI_FLAGS) {
+    if (c->state == NBDI_MAGIC || c->state == NBDI_OLD || c->state == NBDI_FLAGS) {
         return NBDI_SAY("before its greeting was complete");
     }
     return c->option_due ? NBDI_SAY("instead of answering an option") : NBDI_SAY("between options");
@@ -2933,7 +2943,7 @@ static int nbdi_step_closing(nbd_client *c)
 
 static int nbdi_step(nbd_client *c, nbd_event *event)
 {
-    if (c->done != NBDI_NONE) {
+    if (c->done != NBDI_NONE && nbdi_alive(c)) { // a dead one looks at every slot
         uint16_t index = c->done;
         c->done = c->slots[index].next;
         return nbdi_finish(c, index, event);
@@ -2980,14 +2990,17 @@ const char *nbd_strerror(int error)
     (void)error;
     return "";
 #else
+    const char *found = "unknown error";
 #define NBDI_CASE(name, value, text) \
     case value: \
-        return text;
+        found = text; \
+        break;
     switch (error) {
         NBD_ERRORS(NBDI_CASE)
-    default: return "unknown error";
+    default: break;
     }
 #undef NBDI_CASE
+    return found;
 #endif
 }
 
@@ -3092,22 +3105,25 @@ int nbd_connect(nbd_client *client, const nbd_transport *transport)
     return 0;
 }
 
-int nbd_allows(const nbd_client *client, uint32_t command, uint32_t flags)
+// Whether the server offers a known command with these flags, read-only or not.
+static int nbdi_offered(const nbd_client *c, uint32_t command, uint32_t flags)
 {
-    const nbd_export *got = &client->got;
-    uint32_t need;
-    if (!nbdi_transmitting(client) || client->closing || !nbdi_op_known(command, flags)) return 0;
-    if (command == NBD_RAW) return 1;
-    need = nbdi_rules[command].offers;
+    uint32_t need = nbdi_rules[command].offers;
     need |= flags & NBD_FUA ? NBD_OFFERS_FUA : 0;
     need |= flags & NBD_DF ? NBD_OFFERS_DF : 0;
     need |= flags & NBD_FAST_ZERO ? NBD_OFFERS_FAST_ZERO : 0;
-    if ((got->flags & need) != need ||
-        (nbdi_writes(command) && (got->flags & NBD_OFFERS_READ_ONLY))) {
-        return 0;
-    }
-    return !(flags & NBD_DF && got->protocol == NBD_PROTOCOL_SIMPLE) &&
-           !(command == NBD_BLOCK_STATUS && got->context_count == 0);
+    return (c->got.flags & need) == need &&
+           !(flags & NBD_DF && c->got.protocol == NBD_PROTOCOL_SIMPLE) &&
+           !(command == NBD_BLOCK_STATUS && c->got.context_count == 0);
+}
+
+int nbd_allows(const nbd_client *client, uint32_t command, uint32_t flags)
+{
+    const nbd_client *c = client;
+    if (!nbdi_transmitting(c) || c->closing || !nbdi_op_known(command, flags)) return 0;
+    if (command == NBD_RAW) return 1;
+    return nbdi_offered(c, command, flags) &&
+           !(nbdi_writes(command) && (c->got.flags & NBD_OFFERS_READ_ONLY));
 }
 
 static int nbdi_pieces_ok(const nbd_op *op)
@@ -3182,11 +3198,12 @@ static int nbdi_check(const nbd_client *c, const nbd_op *op)
     uint32_t command = op->command;
     if (!nbdi_transmitting(c) || c->closing) return NBD_ERR_STATE;
     if (!nbdi_op_known(command, op->flags) || !nbdi_memory_ok(c, op)) return NBD_ERR_ARG;
-    if (command == NBD_RAW) return 0;
-    if (nbdi_writes(command) && (c->got.flags & NBD_OFFERS_READ_ONLY)) {
-        if (!(c->config_flags & NBD_UNCHECKED_READ_ONLY)) return NBD_ERR_READ_ONLY;
-    } else if (!nbd_allows(c, command, op->flags) &&
-               !(c->config_flags & NBD_UNCHECKED_UNSUPPORTED)) {
+    if (command == NBD_RAW) return op->size > nbdi_largest(c, command) ? NBD_ERR_PAYLOAD : 0;
+    if (nbdi_writes(command) && (c->got.flags & NBD_OFFERS_READ_ONLY) &&
+        !(c->config_flags & NBD_UNCHECKED_READ_ONLY)) {
+        return NBD_ERR_READ_ONLY;
+    }
+    if (!nbdi_offered(c, command, op->flags) && !(c->config_flags & NBD_UNCHECKED_UNSUPPORTED)) {
         return NBD_ERR_UNSUPPORTED;
     }
     if (op->contexts &&
@@ -3564,10 +3581,30 @@ int nbd_phase(const nbd_client *client)
     case NBDI_TLS: return NBD_PHASE_STARTTLS;
     case NBDI_CLOSING:
     case NBDI_DEAD: return NBD_PHASE_CLOSING;
-    default:
-        if (c->closing) return NBD_PHASE_CLOSING;
-        return c->transmission ? NBD_PHASE_TRANSMISSION : NBD_PHASE_OPTIONS;
+    case NBDI_HAGGLE:
+    case NBDI_OPTION:
+    case NBDI_INFO:
+    case NBDI_INFO_EXPORT:
+    case NBDI_INFO_BLOCK:
+    case NBDI_SERVER:
+    case NBDI_LISTED:
+    case NBDI_CONTEXT:
+    case NBDI_NAME:
+    case NBDI_TEXT:
+    case NBDI_SKIP:
+    case NBDI_SETTLE:
+    case NBDI_REPLY:
+    case NBDI_OFFSET:
+    case NBDI_DATA:
+    case NBDI_HOLE:
+    case NBDI_ERROR:
+    case NBDI_ERROR_OFFSET:
+    case NBDI_STATUS:
+    case NBDI_EXTENT:
+    case NBDI_END: break;
     }
+    if (c->closing) return NBD_PHASE_CLOSING;
+    return c->transmission ? NBD_PHASE_TRANSMISSION : NBD_PHASE_OPTIONS;
 }
 
 static int nbdi_option_ok(const nbd_option *o)
@@ -3619,6 +3656,7 @@ int nbd_starttls(nbd_client *client, const nbd_transport *transport)
     nbdi_haggle(c, &unused);
     return 0;
 }
+
 /// Sockets: implementation ///
 
 #if !defined(NBD_NO_SOCKETS) || !defined(NBD_NO_CONVENIENCE)
@@ -4294,7 +4332,6 @@ static const struct nbdi_uri_scheme {
 };
 
 #define NBDI_URI_SCHEMES (sizeof nbdi_uri_schemes / sizeof nbdi_uri_schemes[0])
-#define NBDI_URI_NAME_MOST 4096u // bytes of an export name
 
 static int nbdi_uri_bad(nbdi_uri_parser *parser, size_t at, const char *rule)
 {
@@ -4602,7 +4639,7 @@ static int nbdi_uri_take_export(nbdi_uri_parser *parser, nbdi_uri_range in)
     if (in.start < in.end) in.start++;
     error = nbdi_uri_decode(parser, in, NBDI_URI_CONTROLS, &parser->uri->export_name);
     if (error) return error;
-    if (parser->used - begin - 1 > NBDI_URI_NAME_MOST) {
+    if (parser->used - begin - 1 > NBDI_STRING_MAX) {
         return nbdi_uri_bad(parser, in.start, "export name longer than 4096 bytes");
     }
     return NBD_OK;
@@ -5028,6 +5065,7 @@ static int nbdi_sync_dial(nbdi_sync_call *call, const nbd_address *address)
     if (result < 0) {
         call->sync->os_error = dial.os_error;
         nbd_dial_stop(&dial);
+        call->sync->io.socket = NBD_SOCKET_NONE; // closed by now
         return result;
     }
     call->sync->opened = 1;
@@ -5455,3 +5493,22 @@ int nbd_walk_next(nbd_walk *walk)
 #endif
 
 #endif // NBD_IMPLEMENTATION
+
+// LICENCE
+//
+// MIT No Attribution
+//
+// Copyright nbd.h contributors
+//
+// Permission is hereby granted, free of charge, to any person obtaining a copy of this
+// software and associated documentation files (the "Software"), to deal in the Software
+// without restriction, including without limitation the rights to use, copy, modify,
+// merge, publish, distribute, sublicense, and/or sell copies of the Software, and to
+// permit persons to whom the Software is furnished to do so.
+//
+// THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED,
+// INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A
+// PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT
+// HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF
+// CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE
+// OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.

@@ -568,6 +568,19 @@ static void dont_fragment_that_is_not_offered(void)
     refused(NBD_READ, NBD_DF, 0, SECTOR, NBD_ERR_UNSUPPORTED);
 }
 
+static void raw_size_that_the_header_cannot_say(void)
+{
+    ready();
+    refused(NBD_RAW, 0, 0, UINT64_C(0x100000200), NBD_ERR_PAYLOAD);
+}
+
+static void read_only_unchecked_leaves_the_other_checks(void)
+{
+    ready_with(NBD_UNCHECKED_READ_ONLY, EXPORT_SIZE,
+               (EXPORT_FLAGS | NBD_OFFERS_READ_ONLY) & ~(unsigned)NBD_OFFERS_TRIM);
+    refused(NBD_TRIM, 0, 0, SECTOR, NBD_ERR_UNSUPPORTED);
+}
+
 static void arguments_that_make_no_command(void)
 {
     static const nbd_iovec short_iov[] = {{memory, 100}, {memory + 100, 411}};
@@ -650,6 +663,8 @@ int main(int argc, char **argv)
     CHECK_CASE(commands_that_are_not_offered);
     CHECK_CASE(block_status_without_a_context);
     CHECK_CASE(dont_fragment_that_is_not_offered);
+    CHECK_CASE(raw_size_that_the_header_cannot_say);
+    CHECK_CASE(read_only_unchecked_leaves_the_other_checks);
     CHECK_CASE(arguments_that_make_no_command);
     CHECK_CASE(acknowledging_what_is_not_on_offer);
     CHECK_CASE(acknowledging_more_than_was_offered);

@@ -136,6 +136,37 @@ static void asking_for_less_leaves_the_first_offer_open(void)
     CHECK_EQUAL(send_pending(), 0);
 }
 
+// The write is replied to and sent, but nobody knows yet who uses the memory of the read.
+static void nothing_finishes_while_memory_is_on_offer_after_abandon(void)
+{
+    nbd_iovec out[32], in[4];
+    unsigned char headers[2][28], reply[16];
+    unsigned flags = 0, count;
+
+    ready(sizeof buffer);
+    issue(NBD_READ, 0, DATA);
+    count = nbd_outgoing(&client, out, 32, &flags);
+    memcpy(headers[0], out[0].base, 28);
+    CHECK_EQUAL(nbd_sent(&client, (ptrdiff_t)iov_sum(out, count)), 0);
+    issue(NBD_WRITE, 1, DATA);
+    count = nbd_outgoing(&client, out, 32, &flags);
+    memcpy(headers[1], out[0].base, 28);
+    reply_to(headers[1], reply);
+    feed(reply, sizeof reply);
+    reply_to(headers[0], reply);
+    feed(reply, sizeof reply);
+    CHECK_EQUAL(next_type(), NBD_EVENT_NONE);
+    CHECK(nbd_incoming(&client, in, 4) > 0);
+    CHECK(in[0].base == memory[0]);
+    CHECK_EQUAL(nbd_abandon(&client), 0);
+    CHECK_EQUAL(nbd_sent(&client, (ptrdiff_t)iov_sum(out, count)), 0);
+    CHECK_EQUAL(next_type(), NBD_EVENT_NONE);
+    CHECK_EQUAL(nbd_received(&client, NBD_IO_READ), 0);
+    CHECK_EQUAL(next_type(), NBD_EVENT_DONE);
+    CHECK_EQUAL(next_type(), NBD_EVENT_DONE);
+    CHECK_EQUAL(next_type(), NBD_EVENT_CLOSED);
+}
+
 // The final reply of an option is in before the option has gone out, and the server
 // goes on talking: what it says fills the buffer and no more is taken.
 static void flood_behind_an_early_reply_does_not_spin(void)
@@ -398,6 +429,7 @@ int main(int argc, char **argv)
     check_begin(argc, argv);
     CHECK_CASE(asking_again_offers_the_same_and_more_behind);
     CHECK_CASE(asking_for_less_leaves_the_first_offer_open);
+    CHECK_CASE(nothing_finishes_while_memory_is_on_offer_after_abandon);
     CHECK_CASE(flood_behind_an_early_reply_does_not_spin);
     CHECK_CASE(asking_again_offers_the_same_input_memory);
     CHECK_CASE(reply_before_the_acknowledgement_finishes_only_after_it);
