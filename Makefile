@@ -4,6 +4,9 @@
 # that this project needs are in STD and WARN and stay whatever you set.
 # V=1 shows whole commands.
 
+ifeq ($(origin CC),default)
+CC := gcc
+endif
 CFLAGS ?= -O2 -g
 PREFIX ?= /usr/local
 APT_GET ?= apt-get

@@ -4,7 +4,7 @@
 # script that starts processes overrides `stop_all`.
 
 failed=0
-CC=${CC:-cc}
+CC=${CC:-gcc}
 WARN='-Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual -pedantic -Werror'
 tmp=$(mktemp -d "${TMPDIR:-/tmp}/nbd-test.XXXXXX") || exit 1
 
