@@ -1724,16 +1724,21 @@ static uint64_t nbdi_payload(const nbd_slot *s)
     return s->command == NBD_WRITE ? s->size : s->data.one.size;
 }
 
+static int nbdi_extended(const nbd_client *c)
+{
+    return c->got.protocol == NBD_PROTOCOL_EXTENDED;
+}
+
 static uint32_t nbdi_header_size(const nbd_client *c)
 {
-    return c->got.protocol == NBD_PROTOCOL_EXTENDED ? 32 : 28;
+    return nbdi_extended(c) ? 32 : 28;
 }
 
 static void nbdi_encode(nbd_client *c, uint32_t flags, uint32_t type, uint64_t cookie,
                         uint64_t offset, uint64_t size)
 {
     uint8_t *p = c->buffer + c->head_fill;
-    int extended = c->got.protocol == NBD_PROTOCOL_EXTENDED;
+    int extended = nbdi_extended(c);
     nbdi_put32(p, extended ? NBDI_MAGIC_EXTENDED_REQUEST : NBDI_MAGIC_REQUEST);
     nbdi_put16(p + 4, flags);
     nbdi_put16(p + 6, type);
@@ -1756,7 +1761,7 @@ static void nbdi_encode_request(nbd_client *c, const nbd_slot *s)
         nbdi_encode(c, s->range[0][1], s->range[0][0], s->id, s->offset, size);
         return;
     }
-    if (c->got.protocol == NBD_PROTOCOL_EXTENDED && (nbdi_payload(s) || s->command == NBD_WRITE)) {
+    if (nbdi_extended(c) && (nbdi_payload(s) || s->command == NBD_WRITE)) {
         flags |= NBDI_WIRE_PAYLOAD_LEN;
         size = nbdi_payload(s);
     }
@@ -2542,8 +2547,7 @@ static int nbdi_refuse(nbd_client *c, nbd_event *event)
         nbdi_note_error(c, error, NBDI_SAY("server is shutting down"));
     } else if (option == NBD_OPTION_STARTTLS && (c->config_flags & NBD_TLS_REQUIRE)) {
         return nbdi_fail(c, NBD_ERR_TLS, NBDI_SAY("server refused STARTTLS"));
-    } else if (option == NBD_OPTION_GO && c->got.protocol == NBD_PROTOCOL_EXTENDED &&
-               error == NBD_REP_ERR_UNSUP) {
+    } else if (option == NBD_OPTION_GO && nbdi_extended(c) && error == NBD_REP_ERR_UNSUP) {
         return nbdi_broken(c, NBDI_SAY("GO not supported after extended headers were agreed on"));
     } else if (option == NBD_OPTION_GO && error != NBD_REP_ERR_UNSUP &&
                !(c->config_flags & NBD_NEGOTIATE)) {
@@ -2677,7 +2681,7 @@ static int nbdi_begin_chunk(nbd_client *c, uint32_t state)
 
 static int nbdi_status_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, uint64_t length)
 {
-    int extended = c->got.protocol == NBD_PROTOCOL_EXTENDED;
+    int extended = nbdi_extended(c);
     uint32_t head = extended ? 8 : 4, each = extended ? 16 : 8;
     if (s->command != NBD_BLOCK_STATUS ||
         type != (extended ? NBDI_CHUNK_STATUS_EXT : NBDI_CHUNK_STATUS)) {
@@ -2743,7 +2747,7 @@ static int nbdi_extended_chunk(nbd_client *c, const uint8_t *p)
 // Size of the reply header whose magic this is; 0 if that kind was not negotiated.
 static uint32_t nbdi_reply_size(const nbd_client *c, uint32_t magic)
 {
-    if (c->got.protocol == NBD_PROTOCOL_EXTENDED) return magic == NBDI_MAGIC_EXTENDED ? 32 : 0;
+    if (nbdi_extended(c)) return magic == NBDI_MAGIC_EXTENDED ? 32 : 0;
     if (magic == NBDI_MAGIC_STRUCTURED) return c->got.protocol == NBD_PROTOCOL_STRUCTURED ? 20 : 0;
     return magic == NBDI_MAGIC_SIMPLE ? 16 : 0;
 }
@@ -2872,7 +2876,7 @@ static int nbdi_step_error_offset(nbd_client *c)
 
 static int nbdi_step_status(nbd_client *c)
 {
-    int extended = c->got.protocol == NBD_PROTOCOL_EXTENDED;
+    int extended = nbdi_extended(c);
     const uint8_t *p = nbdi_take(c, extended ? 8 : 4);
     nbd_slot *s = nbdi_reply_slot(c);
     uint32_t i, *word;
@@ -2910,7 +2914,7 @@ static int nbdi_extent_ok(const nbd_client *c, const nbd_slot *s, uint64_t size,
 
 static int nbdi_step_extent(nbd_client *c, nbd_event *event)
 {
-    uint32_t each = c->got.protocol == NBD_PROTOCOL_EXTENDED ? 16 : 8;
+    uint32_t each = nbdi_extended(c) ? 16 : 8;
     const nbd_slot *s = nbdi_reply_slot(c);
     const uint8_t *p = nbdi_take(c, each);
     uint64_t size, flags;
@@ -3169,9 +3173,7 @@ static int nbdi_memory_ok(const nbd_client *c, const nbd_op *op)
 // its proof counts in 32 bits; half of memory bounds what is counted in size_t.
 static uint64_t nbdi_largest(const nbd_client *c, uint32_t command)
 {
-    uint64_t header = c->got.protocol == NBD_PROTOCOL_EXTENDED && !nbdi_carries_data(command)
-                          ? UINT64_MAX
-                          : 0xffffffffu;
+    uint64_t header = nbdi_extended(c) && !nbdi_carries_data(command) ? UINT64_MAX : 0xffffffffu;
     int limited = nbdi_carries_data(command) && !(c->config_flags & NBD_UNCHECKED_PAYLOAD);
     uint64_t most = limited ? c->got.maximum_payload : header;
     return nbdi_carries_data(command) ? nbdi_min(most, NBDI_DATA_MOST) : most;
@@ -3206,8 +3208,7 @@ static int nbdi_check(const nbd_client *c, const nbd_op *op)
     if (!nbdi_offered(c, command, op->flags) && !(c->config_flags & NBD_UNCHECKED_UNSUPPORTED)) {
         return NBD_ERR_UNSUPPORTED;
     }
-    if (op->contexts &&
-        (c->got.protocol != NBD_PROTOCOL_EXTENDED || !(c->got.flags & NBD_OFFERS_STATUS_PAYLOAD))) {
+    if (op->contexts && (!nbdi_extended(c) || !(c->got.flags & NBD_OFFERS_STATUS_PAYLOAD))) {
         return NBD_ERR_UNSUPPORTED;
     }
     if (command == NBD_FLUSH) return op->offset || op->size ? NBD_ERR_ARG : 0;
@@ -3624,8 +3625,7 @@ int nbd_negotiate(nbd_client *client, const nbd_option *option)
     if ((c->config_flags & NBD_TLS_REQUIRE) && !c->got.tls && number != NBD_OPTION_STARTTLS) {
         return NBD_ERR_TLS;
     }
-    if (number == NBD_OPTION_EXPORT_NAME ? c->got.protocol == NBD_PROTOCOL_EXTENDED
-                                         : !nbdi_fixed(c)) {
+    if (number == NBD_OPTION_EXPORT_NAME ? nbdi_extended(c) : !nbdi_fixed(c)) {
         return NBD_ERR_UNSUPPORTED;
     }
     if (number == NBD_OPTION_SET_META_CONTEXT && !option->data &&

@@ -1060,6 +1060,16 @@ static inline const script *session_script(const session *of)
     return &written;
 }
 
+// What the getters say after a session.
+static inline const nbd_export *export_after(void (*write)(script *s))
+{
+    const session one = {check.name, write};
+    static trace seen;
+
+    play_whole(session_script(&one), &seen);
+    return nbd_negotiated(&stage.client);
+}
+
 static inline void session_in_every_mode(const void *of)
 {
     play_every_mode(session_script(of));

@@ -780,16 +780,6 @@ enum { HANDSHAKE_SESSIONS = sizeof handshake_sessions / sizeof handshake_session
 
 #ifndef SESSIONS_ONLY
 
-// What the getters say after a session.
-static const nbd_export *export_after(void (*write)(script *s))
-{
-    const session one = {check.name, write};
-    static trace seen;
-
-    play_whole(session_script(&one), &seen);
-    return nbd_negotiated(&stage.client);
-}
-
 static void advertised_block_sizes_are_told(void)
 {
     const nbd_export *got = export_after(information_comes_in_one_order);

@@ -547,28 +547,19 @@ enum { SEAM_SESSIONS = sizeof seam_sessions / sizeof seam_sessions[0] };
 
 #ifndef SESSIONS_ONLY
 
-static const nbd_export *sealed_export(void (*write)(script *s))
-{
-    const session one = {check.name, write};
-    static trace seen;
-
-    play_whole(session_script(&one), &seen);
-    return nbd_negotiated(&stage.client);
-}
-
 static void whether_tls_runs_is_told(void)
 {
-    CHECK_EQUAL(sealed_export(allowed_tls_seals_everything)->tls, 1);
-    CHECK_EQUAL(sealed_export(required_tls_seals_everything)->tls, 1);
-    CHECK_EQUAL(sealed_export(refusal_goes_on_in_clear_if_tls_is_allowed)->tls, 0);
-    CHECK_EQUAL(sealed_export(allowed_tls_is_not_asked_of_an_oldstyle_server)->tls, 0);
-    CHECK_EQUAL(sealed_export(refused_tls_leaves_the_options_usable)->tls, 1);
-    CHECK_EQUAL(sealed_export(disconnect_instead_of_tls_closes_at_once)->tls, 0);
+    CHECK_EQUAL(export_after(allowed_tls_seals_everything)->tls, 1);
+    CHECK_EQUAL(export_after(required_tls_seals_everything)->tls, 1);
+    CHECK_EQUAL(export_after(refusal_goes_on_in_clear_if_tls_is_allowed)->tls, 0);
+    CHECK_EQUAL(export_after(allowed_tls_is_not_asked_of_an_oldstyle_server)->tls, 0);
+    CHECK_EQUAL(export_after(refused_tls_leaves_the_options_usable)->tls, 1);
+    CHECK_EQUAL(export_after(disconnect_instead_of_tls_closes_at_once)->tls, 0);
 }
 
 static void nothing_of_the_clear_is_told_in_tls(void)
 {
-    const nbd_export *got = sealed_export(all_that_was_learned_in_clear_is_forgotten);
+    const nbd_export *got = export_after(all_that_was_learned_in_clear_is_forgotten);
 
     CHECK_EQUAL(got->protocol, NBD_PROTOCOL_SIMPLE);
     CHECK_EQUAL(got->context_count, 0);
@@ -585,7 +576,7 @@ static void name_of_the_export_is_never_on_the_wire(void)
     static const char name[] = "secret name";
     size_t size = sizeof name - 1, i;
 
-    sealed_export(required_tls_seals_everything);
+    export_after(required_tls_seals_everything);
     CHECK(stage.in_size > 20 + size);
     CHECK_BYTES(stage.in, "\0\0\0\3IHAVEOPT\0\0\0\5\0\0\0\0", 20);
     CHECK_EQUAL(stage.in[20] ^ SEAL_KEY, 'I');
