@@ -57,7 +57,7 @@
 //
 //     nbd_connect(&client, &io.transport);
 //     while ((wants = nbd_wants(&client)) != 0) {   // READ | WRITE | NOW, 0: over
-//         ready = wait for READ and WRITE; with NOW look, but do not wait
+//         ready = wait for READ and WRITE; with NOW do not wait, it is 0
 //         nbd_poll(&client, ready);                 // moves bytes, both ways
 //         while (nbd_next(&client, &event)) { ... } // hands out what happened
 //         ... nbd_issue(&client, &op, &id) ...      // new commands, if any
@@ -257,7 +257,9 @@ typedef struct nbd_iovec {
 #define NBD_SEND_MORE 0x1u
 
 // nbd_transport.flags
-#define NBD_SHORT_IS_DRY 0x1u // a receive shorter than asked found all there was
+// A receive shorter than asked found all there was, and a send shorter than what it was
+// given filled the transport: each spares the call that would move nothing.
+#define NBD_SHORT_IS_DRY 0x1u
 // The hooks take one piece: `count` is then 1 for send (small ones are joined in a
 // copy), and recv looks at the first only.
 #define NBD_ONE_PIECE 0x2u
@@ -1149,7 +1151,7 @@ extern "C" {
 //                the rest of the option goes out    CLOSING
 //   TLS          nothing                            OPTION, HAGGLE (nbd_starttls)
 //   REPLY        16, 20 or 32: header of a reply    DATA, OFFSET, HOLE, ERROR, STATUS,
-//                                                   END, REPLY, CLOSING
+//                                                   REPLY, CLOSING
 //   OFFSET       8: offset of a data chunk          DATA
 //   DATA         a counted run of payload           REPLY (as END does)
 //   HOLE         12: offset, size                   END
@@ -1173,8 +1175,8 @@ extern "C" {
 // always: payload first, then what lies behind it.
 //
 // REQUESTS.  A slot is free (id 0), or between `first` and the end of the send queue
-// (not all of it has gone out), or sent and waiting, or in the `done` list (sent
-// and replied).  `unsent` is the first of the queue without an encoded header.  A
+// (not all of it has gone out), or sent and waiting, or in the `done` list (replied
+// before its last byte was acknowledged).  `unsent` is the first of the queue without an encoded header.  A
 // reply matches from the moment the whole header has been offered, since the
 // receive completion may be seen first; the request finishes when the last byte
 // is acknowledged too.  nbd_next alone frees a slot.
@@ -1319,10 +1321,10 @@ static uint16_t nbdi_get16(const uint8_t *p)
 
 static uint32_t nbdi_get32(const uint8_t *p)
 {
-    return (uint32_t)nbdi_get16(p) << 16 | nbdi_get16(p + 2);
+    return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
 }
 
-static uint64_t nbdi_get64(const uint8_t *p)
+static inline uint64_t nbdi_get64(const uint8_t *p)
 {
     return (uint64_t)nbdi_get32(p) << 32 | nbdi_get32(p + 4);
 }
@@ -1333,16 +1335,28 @@ static void nbdi_put16(uint8_t *p, uint32_t value)
     p[1] = (uint8_t)value;
 }
 
-static void nbdi_put32(uint8_t *p, uint32_t value)
+static void nbdi_spread(uint8_t *bytes, uint32_t value)
 {
-    nbdi_put16(p, value >> 16);
-    nbdi_put16(p + 2, value & 0xffffu);
+    bytes[0] = (uint8_t)(value >> 24);
+    bytes[1] = (uint8_t)(value >> 16);
+    bytes[2] = (uint8_t)(value >> 8);
+    bytes[3] = (uint8_t)value;
 }
 
-static void nbdi_put64(uint8_t *p, uint64_t value)
+// By way of a local array: only so do compilers make one store of it.
+static inline void nbdi_put32(uint8_t *p, uint32_t value)
 {
-    nbdi_put32(p, (uint32_t)(value >> 32));
-    nbdi_put32(p + 4, (uint32_t)value);
+    uint8_t bytes[4];
+    nbdi_spread(bytes, value);
+    memcpy(p, bytes, sizeof bytes);
+}
+
+static inline void nbdi_put64(uint8_t *p, uint64_t value)
+{
+    uint8_t bytes[8];
+    nbdi_spread(bytes, (uint32_t)(value >> 32));
+    nbdi_spread(bytes + 4, (uint32_t)value);
+    memcpy(p, bytes, sizeof bytes);
 }
 
 static uint64_t nbdi_min(uint64_t a, uint64_t b)
@@ -1355,7 +1369,7 @@ static uint64_t nbdi_min(uint64_t a, uint64_t b)
 // A cursor is a place in the caller's memory: entry and bytes into it.  A plain
 // buffer is one entry.
 
-static nbd_iovec nbdi_entry(const nbd_slot *s, uint32_t index)
+static inline nbd_iovec nbdi_entry(const nbd_slot *s, uint32_t index)
 {
     return s->iov_count ? s->data.many[index] : s->data.one;
 }
@@ -1363,7 +1377,7 @@ static nbd_iovec nbdi_entry(const nbd_slot *s, uint32_t index)
 // The memory in one piece at the cursor, at most `most` bytes; the cursor moves
 // behind it.  The caller knows that at least `most` bytes are left, so the search
 // for an entry that is not used up ends inside the array.
-static nbd_iovec nbdi_piece(const nbd_slot *s, nbdi_cursor *cursor, uint64_t most)
+static inline nbd_iovec nbdi_piece(const nbd_slot *s, nbdi_cursor *cursor, uint64_t most)
 {
     nbd_iovec v = nbdi_entry(s, cursor->index);
     while (cursor->skip == v.size) {
@@ -1484,7 +1498,6 @@ static uint32_t *nbdi_context_word(nbd_slot *s, uint32_t context)
 
 static int nbdi_pending(const nbd_client *c);
 static void nbdi_abort(nbd_client *c);
-static void nbdi_put_done(nbd_client *c, uint16_t index);
 static void nbdi_wind_up(nbd_client *c);
 
 static int nbdi_known_error(uint32_t raw)
@@ -1537,7 +1550,7 @@ static int nbdi_broken(nbd_client *c, const char *detail)
 
 static int nbdi_alive(const nbd_client *c)
 {
-    return c->state != NBDI_IDLE && c->state != NBDI_DEAD && c->state != NBDI_ENDED;
+    return c->state != NBDI_IDLE && c->state < NBDI_DEAD; // ENDED is the last
 }
 
 static int nbdi_transmitting(const nbd_client *c)
@@ -1567,9 +1580,10 @@ static uint32_t nbdi_contexts_reported(nbd_slot *s, uint32_t count)
 // before the end of the connection.
 static int nbdi_result(const nbd_client *c, nbd_slot *s)
 {
+    const uint8_t all = NBDI_REPLIED | NBDI_SENT;
     if (s->server_error) return nbdi_known_error(s->server_error);
     if (s->error) return s->error;
-    if (!(s->state & NBDI_REPLIED) || !(s->state & NBDI_SENT)) return c->cause;
+    if ((s->state & all) != all) return c->cause;
     if (s->command == NBD_READ && !nbdi_covered(s)) return NBD_ERR_GAP;
     if (s->command == NBD_BLOCK_STATUS &&
         nbdi_contexts_reported(s, c->got.context_count) != c->got.context_count) {
@@ -1605,7 +1619,9 @@ static int nbdi_finish(nbd_client *c, uint32_t index, nbd_event *event)
     event->error = error;
     event->server_error = s->server_error;
     event->error_offset = s->error_offset;
-    event->detail = error == c->error ? c->detail : "";
+    if (error && error == c->error) {
+        event->detail = c->detail;
+    }
     s->id = 0;
     s->state = 0;
     s->next = c->free;
@@ -1684,28 +1700,24 @@ static int nbdi_starved(nbd_client *c)
 /// Sending: requests ///
 
 typedef struct nbdi_rule {
-    uint16_t wire;   // type on the wire
-    uint16_t flags;  // what nbd_op.flags may hold
-    uint16_t offers; // transmission flag that must be set
+    uint16_t wire;    // type on the wire
+    uint16_t flags;   // what nbd_op.flags may hold
+    uint16_t offers;  // transmission flag that must be set
+    uint16_t forbids; // transmission flag that must not be set
 } nbdi_rule;
 
 // By enum nbd_command.  Chapters "Request types" and "Command flags".
 static const nbdi_rule nbdi_rules[] = {
-    {0, 0, 0},
-    {0, NBD_DF | NBD_NO_INIT | NBD_SPARSE, 0},
-    {1, NBD_FUA, 0},
-    {3, 0, NBD_OFFERS_FLUSH},
-    {4, NBD_FUA, NBD_OFFERS_TRIM},
-    {5, 0, NBD_OFFERS_CACHE},
-    {6, NBD_FUA | NBD_NO_HOLE | NBD_FAST_ZERO, NBD_OFFERS_WRITE_ZEROES},
-    {7, NBD_REQ_ONE, 0},
-    {0, 0xffffu, 0}, // NBD_RAW keeps type and flags in the memory of the ranges
+    {0, 0, 0, 0},
+    {0, NBD_DF | NBD_NO_INIT | NBD_SPARSE, 0, 0},
+    {1, NBD_FUA, 0, NBD_OFFERS_READ_ONLY},
+    {3, 0, NBD_OFFERS_FLUSH, 0},
+    {4, NBD_FUA, NBD_OFFERS_TRIM, NBD_OFFERS_READ_ONLY},
+    {5, 0, NBD_OFFERS_CACHE, 0},
+    {6, NBD_FUA | NBD_NO_HOLE | NBD_FAST_ZERO, NBD_OFFERS_WRITE_ZEROES, NBD_OFFERS_READ_ONLY},
+    {7, NBD_REQ_ONE, 0, 0},
+    {0, 0xffffu, 0, 0}, // NBD_RAW keeps type and flags in the memory of the ranges
 };
-
-static int nbdi_writes(uint32_t command)
-{
-    return command == NBD_WRITE || command == NBD_TRIM || command == NBD_WRITE_ZEROES;
-}
 
 static int nbdi_carries_data(uint32_t command)
 {
@@ -1718,7 +1730,7 @@ static int nbdi_op_known(uint32_t command, uint32_t flags)
            !(flags & ~(uint32_t)nbdi_rules[command].flags);
 }
 
-static uint64_t nbdi_payload(const nbd_slot *s)
+static inline uint64_t nbdi_payload(const nbd_slot *s)
 {
     if (s->command == NBD_READ) return 0;
     return s->command == NBD_WRITE ? s->size : s->data.one.size;
@@ -1734,14 +1746,13 @@ static uint32_t nbdi_header_size(const nbd_client *c)
     return nbdi_extended(c) ? 32 : 28;
 }
 
-static void nbdi_encode(nbd_client *c, uint32_t flags, uint32_t type, uint64_t cookie,
-                        uint64_t offset, uint64_t size)
+static void nbdi_encode(nbd_client *c, uint32_t flags_type, uint64_t cookie, uint64_t offset,
+                        uint64_t size)
 {
     uint8_t *p = c->buffer + c->head_fill;
     int extended = nbdi_extended(c);
     nbdi_put32(p, extended ? NBDI_MAGIC_EXTENDED_REQUEST : NBDI_MAGIC_REQUEST);
-    nbdi_put16(p + 4, flags);
-    nbdi_put16(p + 6, type);
+    nbdi_put32(p + 4, flags_type);
     nbdi_put64(p + 8, cookie);
     nbdi_put64(p + 16, offset);
     if (extended) {
@@ -1755,17 +1766,16 @@ static void nbdi_encode(nbd_client *c, uint32_t flags, uint32_t type, uint64_t c
 
 static void nbdi_encode_request(nbd_client *c, const nbd_slot *s)
 {
-    uint32_t flags = s->flags & NBDI_WIRE_FLAGS;
+    uint32_t flags = s->flags & NBDI_WIRE_FLAGS, type = nbdi_rules[s->command].wire;
     uint64_t size = s->size;
     if (s->command == NBD_RAW) {
-        nbdi_encode(c, s->range[0][1], s->range[0][0], s->id, s->offset, size);
-        return;
-    }
-    if (nbdi_extended(c) && (nbdi_payload(s) || s->command == NBD_WRITE)) {
+        type = s->range[0][0];
+        flags = s->range[0][1];
+    } else if (nbdi_extended(c) && (nbdi_payload(s) || s->command == NBD_WRITE)) {
         flags |= NBDI_WIRE_PAYLOAD_LEN;
         size = nbdi_payload(s);
     }
-    nbdi_encode(c, flags, nbdi_rules[s->command].wire, s->id, s->offset, size);
+    nbdi_encode(c, flags << 16 | type, s->id, s->offset, size);
 }
 
 // Writes as many headers as the header area holds.
@@ -1777,7 +1787,7 @@ static void nbdi_encode_queue(nbd_client *c)
             nbdi_encode_request(c, s);
             c->unsent = s->next;
         } else if (c->disc == NBDI_DISC_DUE) {
-            nbdi_encode(c, 0, NBDI_WIRE_DISC, 0, 0, 0);
+            nbdi_encode(c, NBDI_WIRE_DISC, 0, 0, 0);
             c->disc = NBDI_DISC_ENCODED;
         } else {
             return;
@@ -1790,6 +1800,7 @@ typedef struct nbdi_offer {
     unsigned room;
     unsigned count;
     size_t bytes;
+    const void *end; // of the last piece
 } nbdi_offer;
 
 // What an offer may sum up to: its acknowledgement is a ptrdiff_t.
@@ -1798,13 +1809,12 @@ typedef struct nbdi_offer {
 
 // Adds memory to an offer; what follows the last piece in memory joins it.
 // Returns 0 if the offer is full.
-static int nbdi_add(nbdi_offer *o, void *base, size_t size)
+static inline int nbdi_add(nbdi_offer *o, void *base, size_t size)
 {
-    nbd_iovec *last = o->count ? &o->iov[o->count - 1] : NULL;
     if (size == 0) return 1;
     if (size > NBDI_OFFER_MOST - o->bytes) return 0;
-    if (last && (uint8_t *)last->base + last->size == (uint8_t *)base) {
-        last->size += size;
+    if (o->count && base == o->end) {
+        o->iov[o->count - 1].size += size;
     } else if (o->count < o->room) {
         o->iov[o->count].base = base;
         o->iov[o->count].size = size;
@@ -1813,6 +1823,7 @@ static int nbdi_add(nbdi_offer *o, void *base, size_t size)
         return 0;
     }
     o->bytes += size;
+    o->end = (uint8_t *)base + size;
     return 1;
 }
 
@@ -1839,13 +1850,14 @@ static int nbdi_offer_requests(nbd_client *c, nbdi_offer *o)
     nbdi_encode_queue(c);
     for (index = c->first; index != c->unsent; index = c->slots[index].next) {
         nbd_slot *s = &c->slots[index];
+        uint64_t bytes = header + nbdi_payload(s) - done;
         if (done < header) {
             if (!nbdi_add(o, c->buffer + head, header - done)) return 1;
             head += header - (uint32_t)done;
-            done = header;
+            bytes -= header - done;
         }
         s->state |= NBDI_OFFERED;
-        if (!nbdi_add_data(o, s, cursor, header + nbdi_payload(s) - done)) return 1;
+        if (!nbdi_add_data(o, s, cursor, bytes)) return 1;
         done = 0;
         cursor.index = 0;
         cursor.skip = 0;
@@ -1865,7 +1877,9 @@ static void nbdi_request_sent(nbd_client *c, nbd_slot *s)
     NBD_ASSERT(s->state & NBDI_OFFERED);
     s->state |= NBDI_SENT;
     if (s->state & NBDI_REPLIED) {
-        nbdi_put_done(c, index);
+        s->next = c->done;
+        c->done = index;
+        c->fresh = 1;
     }
 }
 
@@ -1875,14 +1889,15 @@ static void nbdi_ack_requests(nbd_client *c, uint64_t bytes)
     while (bytes && c->first != c->unsent) {
         nbd_slot *s = &c->slots[c->first];
         uint64_t head = c->out_done < header ? nbdi_min(bytes, header - c->out_done) : 0;
-        uint64_t data = nbdi_min(bytes - head, header + nbdi_payload(s) - c->out_done - head);
-        nbdi_advance(s, &c->out_cursor, data);
+        uint64_t rest = header + nbdi_payload(s) - c->out_done;
         c->head_sent += (uint32_t)head;
-        c->out_done += (size_t)(head + data);
-        bytes -= head + data;
-        if (c->out_done == header + nbdi_payload(s)) {
-            nbdi_request_sent(c, s);
+        if (bytes < rest) {
+            nbdi_advance(s, &c->out_cursor, bytes - head);
+            c->out_done += (size_t)bytes;
+            return;
         }
+        nbdi_request_sent(c, s);
+        bytes -= rest;
     }
     c->head_sent += (uint32_t)bytes;
 }
@@ -2582,7 +2597,7 @@ static nbd_slot *nbdi_reply_slot(nbd_client *c)
 }
 
 // The cookie is the server's word: it only selects a slot if that slot says the same.
-static int nbdi_find(nbd_client *c, uint64_t cookie)
+static inline int nbdi_find(nbd_client *c, uint64_t cookie)
 {
     uint32_t index = (uint32_t)(cookie & 0xffffu);
     if (index >= c->slot_count || c->slots[index].id != cookie ||
@@ -2607,27 +2622,18 @@ static int nbdi_server_error(nbd_client *c, uint32_t error)
     return NBDI_AGAIN;
 }
 
-static void nbdi_put_done(nbd_client *c, uint16_t index)
-{
-    c->slots[index].next = c->done;
-    c->done = index;
-    c->fresh = 1;
-}
-
-static int nbdi_replied(nbd_client *c)
+// A request whose last bytes have not gone out finishes when they have.
+static int nbdi_replied(nbd_client *c, nbd_event *event)
 {
     nbd_slot *s = nbdi_reply_slot(c);
     s->state |= NBDI_REPLIED;
     c->state = NBDI_REPLY;
-    if (s->state & NBDI_SENT) {
-        nbdi_put_done(c, c->reply_slot);
-    }
-    return NBDI_AGAIN;
+    return s->state & NBDI_SENT ? nbdi_finish(c, c->reply_slot, event) : NBDI_AGAIN;
 }
 
-static int nbdi_step_end(nbd_client *c)
+static int nbdi_step_end(nbd_client *c, nbd_event *event)
 {
-    if (c->reply_flags & NBDI_CHUNK_DONE) return nbdi_replied(c);
+    if (c->reply_flags & NBDI_CHUNK_DONE) return nbdi_replied(c, event);
     c->state = NBDI_REPLY;
     return NBDI_AGAIN;
 }
@@ -2653,22 +2659,19 @@ static void nbdi_expect_data(nbd_client *c, uint64_t place, uint64_t size)
     c->state = NBDI_DATA;
 }
 
-static int nbdi_simple(nbd_client *c, const uint8_t *p)
+static int nbdi_simple(nbd_client *c, uint32_t error, nbd_event *event)
 {
-    uint32_t error = nbdi_get32(p + 4);
-    nbd_slot *s;
-    if (!nbdi_find(c, nbdi_get64(p + 8))) return NBDI_AGAIN;
-    s = nbdi_reply_slot(c);
+    const nbd_slot *s = nbdi_reply_slot(c);
     c->reply_flags = NBDI_CHUNK_DONE;
     if (error) {
         nbdi_server_error(c, error);
-        return nbdi_replied(c);
+        return nbdi_replied(c, event);
     }
     if (s->command == NBD_BLOCK_STATUS ||
         (s->command == NBD_READ && c->got.protocol != NBD_PROTOCOL_SIMPLE)) {
         return nbdi_broken(c, NBDI_SAY("simple reply to a command that needs a structured one"));
     }
-    if (s->command != NBD_READ || s->size == 0) return nbdi_replied(c);
+    if (s->command != NBD_READ || s->size == 0) return nbdi_replied(c, event);
     nbdi_expect_data(c, 0, s->size);
     return NBDI_AGAIN;
 }
@@ -2711,7 +2714,8 @@ static int nbdi_content_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, u
     return nbdi_begin_chunk(c, NBDI_OFFSET);
 }
 
-static int nbdi_chunk(nbd_client *c, uint32_t flags, uint32_t type, uint64_t length)
+static int nbdi_chunk(nbd_client *c, uint32_t flags, uint32_t type, uint64_t length,
+                      nbd_event *event)
 {
     const nbd_slot *s = nbdi_reply_slot(c);
     c->reply_flags = (uint16_t)flags;
@@ -2725,7 +2729,7 @@ static int nbdi_chunk(nbd_client *c, uint32_t flags, uint32_t type, uint64_t len
     switch (type) {
     case NBDI_CHUNK_NONE:
         return length == 0 && (flags & NBDI_CHUNK_DONE)
-                   ? nbdi_begin_chunk(c, NBDI_END)
+                   ? nbdi_replied(c, event)
                    : nbdi_broken(c, NBDI_SAY("NONE chunk with payload or without DONE"));
     case NBDI_CHUNK_DATA:
     case NBDI_CHUNK_HOLE: return nbdi_content_chunk(c, s, type, length);
@@ -2733,15 +2737,6 @@ static int nbdi_chunk(nbd_client *c, uint32_t flags, uint32_t type, uint64_t len
     case NBDI_CHUNK_STATUS_EXT: return nbdi_status_chunk(c, s, type, length);
     default: return nbdi_broken(c, NBDI_SAY("chunk of an unknown type"));
     }
-}
-
-static int nbdi_extended_chunk(nbd_client *c, const uint8_t *p)
-{
-    if (!nbdi_find(c, nbdi_get64(p + 8))) return NBDI_AGAIN;
-    if (nbdi_get64(p + 16) != nbdi_reply_slot(c)->offset) {
-        return nbdi_broken(c, NBDI_SAY("extended reply does not echo the offset"));
-    }
-    return nbdi_chunk(c, nbdi_get16(p + 4), nbdi_get16(p + 6), nbdi_get64(p + 24));
 }
 
 // Size of the reply header whose magic this is; 0 if that kind was not negotiated.
@@ -2752,7 +2747,7 @@ static uint32_t nbdi_reply_size(const nbd_client *c, uint32_t magic)
     return magic == NBDI_MAGIC_SIMPLE ? 16 : 0;
 }
 
-static int nbdi_step_reply(nbd_client *c)
+static int nbdi_step_reply(nbd_client *c, nbd_event *event)
 {
     const uint8_t *p = c->buffer + c->in_start;
     uint32_t size;
@@ -2763,10 +2758,13 @@ static int nbdi_step_reply(nbd_client *c)
     }
     p = nbdi_take(c, size);
     if (!p) return NBDI_WAIT;
-    if (size == 16) return nbdi_simple(c, p);
-    if (size == 32) return nbdi_extended_chunk(c, p);
     if (!nbdi_find(c, nbdi_get64(p + 8))) return NBDI_AGAIN;
-    return nbdi_chunk(c, nbdi_get16(p + 4), nbdi_get16(p + 6), nbdi_get32(p + 16));
+    if (size == 16) return nbdi_simple(c, nbdi_get32(p + 4), event);
+    if (size == 32 && nbdi_get64(p + 16) != nbdi_reply_slot(c)->offset) {
+        return nbdi_broken(c, NBDI_SAY("extended reply does not echo the offset"));
+    }
+    return nbdi_chunk(c, nbdi_get16(p + 4), nbdi_get16(p + 6),
+                      size == 32 ? nbdi_get64(p + 24) : nbdi_get32(p + 16), event);
 }
 
 // Whether [offset, offset + size) lies within the request.  Nothing is added before
@@ -2788,7 +2786,7 @@ static int nbdi_step_offset(nbd_client *c)
     return NBDI_AGAIN;
 }
 
-static int nbdi_step_data(nbd_client *c)
+static int nbdi_step_data(nbd_client *c, nbd_event *event)
 {
     uint32_t bytes = (uint32_t)nbdi_min(c->left, c->in_end - c->in_start);
     NBD_ASSERT(bytes == 0 || c->direct == 0); // payload in place comes before the read-ahead
@@ -2803,7 +2801,7 @@ static int nbdi_step_data(nbd_client *c)
         c->in_start += (uint32_t)v.size;
         bytes -= (uint32_t)v.size;
     }
-    return c->left ? NBDI_WAIT : nbdi_step_end(c);
+    return c->left ? NBDI_WAIT : nbdi_step_end(c, event);
 }
 
 static int nbdi_step_hole(nbd_client *c, nbd_event *event)
@@ -2968,15 +2966,15 @@ static int nbdi_step(nbd_client *c, nbd_event *event)
     case NBDI_TEXT: return nbdi_step_text(c, event);
     case NBDI_SKIP: return nbdi_step_skip(c);
     case NBDI_SETTLE: return nbdi_step_settle(c, event);
-    case NBDI_REPLY: return nbdi_step_reply(c);
+    case NBDI_REPLY: return nbdi_step_reply(c, event);
     case NBDI_OFFSET: return nbdi_step_offset(c);
-    case NBDI_DATA: return nbdi_step_data(c);
+    case NBDI_DATA: return nbdi_step_data(c, event);
     case NBDI_HOLE: return nbdi_step_hole(c, event);
     case NBDI_ERROR: return nbdi_step_error(c);
     case NBDI_ERROR_OFFSET: return nbdi_step_error_offset(c);
     case NBDI_STATUS: return nbdi_step_status(c);
     case NBDI_EXTENT: return nbdi_step_extent(c, event);
-    case NBDI_END: return nbdi_step_end(c);
+    case NBDI_END: return nbdi_step_end(c, event);
     case NBDI_CLOSING: return nbdi_step_closing(c);
     case NBDI_DEAD: return nbdi_dead(c, event);
     case NBDI_IDLE:
@@ -3110,12 +3108,20 @@ int nbd_connect(nbd_client *client, const nbd_transport *transport)
 }
 
 // Whether the server offers a known command with these flags, read-only or not.
-static int nbdi_offered(const nbd_client *c, uint32_t command, uint32_t flags)
+// Transmission flags that flags of a command need.
+static uint32_t nbdi_flags_need(uint32_t flags)
 {
-    uint32_t need = nbdi_rules[command].offers;
+    uint32_t need = 0;
     need |= flags & NBD_FUA ? NBD_OFFERS_FUA : 0;
     need |= flags & NBD_DF ? NBD_OFFERS_DF : 0;
     need |= flags & NBD_FAST_ZERO ? NBD_OFFERS_FAST_ZERO : 0;
+    return need;
+}
+
+// Whether the server offers a known command with these flags, read-only or not.
+static inline int nbdi_offered(const nbd_client *c, uint32_t command, uint32_t flags)
+{
+    uint32_t need = nbdi_rules[command].offers | (flags ? nbdi_flags_need(flags) : 0);
     return (c->got.flags & need) == need &&
            !(flags & NBD_DF && c->got.protocol == NBD_PROTOCOL_SIMPLE) &&
            !(command == NBD_BLOCK_STATUS && c->got.context_count == 0);
@@ -3126,8 +3132,7 @@ int nbd_allows(const nbd_client *client, uint32_t command, uint32_t flags)
     const nbd_client *c = client;
     if (!nbdi_transmitting(c) || c->closing || !nbdi_op_known(command, flags)) return 0;
     if (command == NBD_RAW) return 1;
-    return nbdi_offered(c, command, flags) &&
-           !(nbdi_writes(command) && (c->got.flags & NBD_OFFERS_READ_ONLY));
+    return nbdi_offered(c, command, flags) && !(c->got.flags & nbdi_rules[command].forbids);
 }
 
 static int nbdi_pieces_ok(const nbd_op *op)
@@ -3201,7 +3206,7 @@ static int nbdi_check(const nbd_client *c, const nbd_op *op)
     if (!nbdi_transmitting(c) || c->closing) return NBD_ERR_STATE;
     if (!nbdi_op_known(command, op->flags) || !nbdi_memory_ok(c, op)) return NBD_ERR_ARG;
     if (command == NBD_RAW) return op->size > nbdi_largest(c, command) ? NBD_ERR_PAYLOAD : 0;
-    if (nbdi_writes(command) && (c->got.flags & NBD_OFFERS_READ_ONLY) &&
+    if ((c->got.flags & nbdi_rules[command].forbids) &&
         !(c->config_flags & NBD_UNCHECKED_READ_ONLY)) {
         return NBD_ERR_READ_ONLY;
     }
@@ -3309,7 +3314,7 @@ int nbd_issue(nbd_client *client, const nbd_op *op, uint64_t *id)
 unsigned nbd_outgoing(nbd_client *client, nbd_iovec *iov, unsigned count, unsigned *flags)
 {
     nbd_client *c = client;
-    nbdi_offer offer = {NULL, 0, 0, 0};
+    nbdi_offer offer = {NULL, 0, 0, 0, NULL};
     int more;
     *flags = 0;
     if (!nbdi_pending(c)) return 0;
@@ -3357,7 +3362,7 @@ int nbd_sent(nbd_client *client, ptrdiff_t result)
 unsigned nbd_incoming(nbd_client *client, nbd_iovec *iov, unsigned count)
 {
     nbd_client *c = client;
-    nbdi_offer offer = {NULL, 0, 0, 0};
+    nbdi_offer offer = {NULL, 0, 0, 0, NULL};
     uint32_t behind;
     offer.iov = iov;
     offer.room = count;
@@ -3401,15 +3406,6 @@ int nbd_received(nbd_client *client, ptrdiff_t result)
     return 0;
 }
 
-static uint64_t nbdi_bytes(const nbd_iovec *iov, unsigned count)
-{
-    uint64_t bytes = 0;
-    while (count) {
-        bytes += iov[--count].size;
-    }
-    return bytes;
-}
-
 // For a transport that takes one piece: joins small pieces in `stage`.
 static nbd_iovec nbdi_join(nbd_client *c, const nbd_iovec *iov, unsigned count, uint8_t *stage)
 {
@@ -3428,22 +3424,29 @@ static nbd_iovec nbdi_join(nbd_client *c, const nbd_iovec *iov, unsigned count, 
 }
 
 // `budget` is what this poll may still send.  The flag is given only if another send
-// of this poll is sure to follow.
-static ptrdiff_t nbdi_send(nbd_client *c, const nbd_iovec *iov, unsigned count, unsigned flags,
-                           uint64_t budget)
+// of this poll is sure to follow.  Returns what went out, 0 if no more will.
+static uint64_t nbdi_send(nbd_client *c, const nbd_iovec *iov, unsigned count, unsigned flags,
+                          uint64_t budget)
 {
     const nbd_transport *t = c->transport;
     uint8_t stage[NBD_STAGE];
     nbd_iovec one;
-    uint64_t offered = nbdi_bytes(iov, count), handed = offered;
+    uint64_t handed = c->out_offered;
+    ptrdiff_t result;
     if (t->flags & NBD_ONE_PIECE) {
         one = nbdi_join(c, iov, count, stage);
         iov = &one;
         count = 1;
+        flags |= one.size < handed ? NBD_SEND_MORE : 0;
         handed = one.size;
-        flags |= handed < offered ? NBD_SEND_MORE : 0;
     }
-    return t->send(t->context, iov, count, handed < budget ? flags : 0);
+    result = t->send(t->context, iov, count, handed < budget ? flags : 0);
+    if (nbd_sent(c, result) || result <= 0) return 0;
+    if ((uint64_t)result < handed && (t->flags & NBD_SHORT_IS_DRY)) {
+        c->out_blocked = NBD_WANT_WRITE;
+        return 0;
+    }
+    return (uint64_t)result;
 }
 
 static void nbdi_poll_out(nbd_client *c, nbd_iovec *iov)
@@ -3451,9 +3454,9 @@ static void nbdi_poll_out(nbd_client *c, nbd_iovec *iov)
     uint64_t budget = NBD_POLL_BYTES;
     unsigned count, flags;
     while ((count = nbd_outgoing(c, iov, NBD_IOVECS, &flags)) > 0) {
-        ptrdiff_t result = nbdi_send(c, iov, count, flags, budget);
-        if (nbd_sent(c, result) || result <= 0 || (uint64_t)result >= budget) return;
-        budget -= (uint64_t)result;
+        uint64_t sent = nbdi_send(c, iov, count, flags, budget);
+        if (sent == 0 || sent >= budget) return;
+        budget -= sent;
     }
 }
 
@@ -3478,7 +3481,7 @@ static void nbdi_poll_in(nbd_client *c, nbd_iovec *iov)
     uint64_t budget = NBD_POLL_BYTES;
     unsigned count;
     while ((count = nbd_incoming(c, iov, NBD_IOVECS)) > 0) {
-        uint64_t asked = t->flags & NBD_ONE_PIECE ? iov[0].size : nbdi_bytes(iov, count);
+        uint64_t asked = t->flags & NBD_ONE_PIECE ? iov[0].size : c->in_offered;
         ptrdiff_t result = t->recv(t->context, iov, count);
         if (nbd_received(c, result) || result <= 0) return;
         if ((uint64_t)result < asked && (t->flags & NBD_SHORT_IS_DRY)) {
@@ -3505,11 +3508,21 @@ int nbd_poll(nbd_client *client, unsigned ready)
     return 0;
 }
 
+// The end by name: all at once would be a slow string instruction on some machines.
+static void nbdi_blank(nbd_event *event)
+{
+    memset(event, 0, offsetof(nbd_event, text_kind));
+    event->text_kind = 0;
+    event->text_length = 0;
+    event->text = NULL;
+    event->text_size = 0;
+    event->detail = "";
+}
+
 int nbd_next(nbd_client *client, nbd_event *event)
 {
     int step;
-    memset(event, 0, sizeof *event);
-    event->detail = "";
+    nbdi_blank(event);
     if (!client->slots) return 0; // zeroed, and never prepared by nbd_init
     do {
         step = nbdi_step(client, event);
@@ -3821,14 +3834,14 @@ static int nbdi_os_unblock(nbd_socket socket)
 // Counts in the message itself: the type of msg_iovlen differs between systems.
 static void nbdi_os_pieces(struct msghdr *message, const nbd_iovec *from, unsigned count)
 {
+    struct iovec *to = message->msg_iov;
     size_t room = NBDI_SOCKET_MOST;
-    unsigned used;
-    for (used = 0; used < count && used < NBD_IOVECS && room > 0; used++) {
-        size_t size = from[used].size < room ? from[used].size : room;
-        message->msg_iov[used].iov_base = from[used].base;
-        message->msg_iov[used].iov_len = size;
+    unsigned used, most = count < NBD_IOVECS ? count : NBD_IOVECS;
+    for (used = 0; used < most && room > 0; used++) {
+        to[used].iov_base = from[used].base;
+        to[used].iov_len = from[used].size < room ? from[used].size : room;
+        room -= to[used].iov_len;
         message->msg_iovlen++;
-        room -= size;
     }
 }
 

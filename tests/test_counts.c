@@ -26,7 +26,8 @@ typedef struct counting {
     unsigned requests;  // that were answered
     int more;           // the last send carried NBD_SEND_MORE and did not block after
     int hold_replies;
-    int random; // moves random amounts, and blocks at random
+    size_t send_most; // bytes that a send moves at most, if not 0
+    int random;       // moves random amounts, and blocks at random
     nbd_transport transport;
 } counting;
 
@@ -88,7 +89,9 @@ static size_t random_limit(size_t size)
 
 static ptrdiff_t count_send(void *context, const nbd_iovec *iov, unsigned count, unsigned flags)
 {
-    size_t left = random_limit(iov_sum(iov, count)), moved = left;
+    size_t offered = iov_sum(iov, count);
+    size_t left = random_limit(server.send_most ? smaller(server.send_most, offered) : offered);
+    size_t moved = left;
     unsigned i;
 
     CHECK(context == &server && moved > 0);
@@ -255,6 +258,23 @@ static void short_receive_is_the_last_if_the_transport_says_so(void)
     poll_once();
     CHECK_EQUAL(server.fruitless, 0);
     CHECK_EQUAL(pull(), 1);
+}
+
+// The same for sending: what did not fit waits until the transport takes more.
+static void short_send_is_the_last_if_the_transport_says_so(void)
+{
+    ready(NBD_SHORT_IS_DRY);
+    server.hold_replies = 1;
+    server.send_most = 100;
+    issue(NBD_WRITE, 0, BLOCK);
+    poll_once();
+    CHECK_EQUAL(server.sends, 1);
+    CHECK_EQUAL(pull(), 0);
+    CHECK_EQUAL(nbd_wants(&client), NBD_WANT_READ | NBD_WANT_WRITE);
+    server.send_most = 0;
+    poll_once();
+    CHECK_EQUAL(server.sends, 2);
+    CHECK_EQUAL(server.requests, 1);
 }
 
 static void nothing_queued_calls_no_send(void)
@@ -437,6 +457,7 @@ int main(int argc, char **argv)
     CHECK_CASE(queued_reads_leave_in_one_piece);
     CHECK_CASE(waiting_small_replies_are_taken_in_two_receives);
     CHECK_CASE(short_receive_is_the_last_if_the_transport_says_so);
+    CHECK_CASE(short_send_is_the_last_if_the_transport_says_so);
     CHECK_CASE(nothing_queued_calls_no_send);
     CHECK_CASE(counters_agree_with_the_transport);
     CHECK_CASE(small_pieces_are_joined_for_a_transport_of_one_piece);
