@@ -105,6 +105,9 @@
 //   NBD_STAGE        bytes joined, on the stack, for a transport that takes one
 //                    piece; default 512 with sockets and 128 without
 //   NBD_SEND_FLAGS(flags)  maps the send hook's flags to those of send(2)
+//   NBD_SEND_BUFFER  bytes that dialling asks the system to hold for sending on sockets
+//                    other than TCP, whose default is small: large writes gain a
+//                    third; default 1 MiB, 0 asks for nothing
 //   NBD_NO_TEXT      drops the texts of nbd_strerror and nbd_detail (all "")
 //   NBD_ASSERT(x)    checks the library's own invariants; default: nothing
 
@@ -883,8 +886,9 @@ NBD_API int nbd_dial_start(nbd_dial *dial, const nbd_address *address);
 // Call it when dial->socket is writable, or has failed.  An attempt that hangs is
 // given up with nbd_dial_next.
 // Returns 1 (not 0): connected; dial->socket is now yours, non-blocking, with
-// TCP_NODELAY on TCP.  0: wait until dial->socket is writable, then call again; it may
-// be another socket than before, under the same number too.
+// TCP_NODELAY on TCP, and with NBD_SEND_BUFFER on others.  0: wait until dial->socket is
+// writable, then call again; it may be another socket than before, under the same number
+// too.
 // Errors: NBD_ERR_STATE after the end, NBD_ERR_CONNECT (no address is left;
 // dial->os_error is the last attempt's).  After 1 or an error nothing else is left open.
 NBD_API int nbd_dial_step(nbd_dial *dial);
@@ -1282,6 +1286,10 @@ enum nbdi_step { NBDI_WAIT, NBDI_AGAIN, NBDI_EVENT };
 
 #ifndef NBD_POLL_BYTES
 #define NBD_POLL_BYTES 1048576
+#endif
+
+#ifndef NBD_SEND_BUFFER
+#define NBD_SEND_BUFFER 1048576
 #endif
 
 #ifndef NBD_STAGE
@@ -4077,13 +4085,18 @@ static nbd_socket nbdi_os_open(int family, int protocol)
 #endif
 }
 
+static int nbdi_os_set(nbd_socket socket, int level, int name, int value)
+{
+    return setsockopt(NBDI_OS_SOCKET(socket), level, name, (const char *)&value, sizeof value);
+}
+
 static int nbdi_dial_prepare(const nbd_dial *dial)
 {
-    int on = 1;
-    if (dial->kind == NBD_ADDRESS_TCP + 1u &&
-        setsockopt(NBDI_OS_SOCKET(dial->socket), IPPROTO_TCP, TCP_NODELAY, (const char *)&on,
-                   sizeof on)) {
-        return -1;
+    const int room = NBD_SEND_BUFFER;
+    if (dial->kind == NBD_ADDRESS_TCP + 1u) {
+        if (nbdi_os_set(dial->socket, IPPROTO_TCP, TCP_NODELAY, 1)) return -1;
+    } else if (room > 0) {
+        (void)nbdi_os_set(dial->socket, SOL_SOCKET, SO_SNDBUF, room); // less only costs calls
     }
     return nbdi_os_unblock(dial->socket);
 }
