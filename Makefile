@@ -23,21 +23,27 @@ BUILD = $(if $(filter 1,$(V)),,@echo 'CC $@' &&) $(COMPILE) -MMD -MP -MF $@.d -o
 VERSION := $(shell sed -n 's/^.define NBD_VERSION_M[AI][JN]OR \(.*\)/\1./p; \
     s/^.define NBD_VERSION_PATCH \(.*\)/\1/p' nbd.h | tr -d '\n')
 
-EXAMPLES := $(patsubst examples/%.c,build/examples/%,$(wildcard examples/*.c))
-PROGRAMS := $(patsubst tests/%.c,build/tests/%,$(wildcard tests/test_*.c))
+# An example of a library that is not installed is left out.
+EV := $(shell echo '\#include <ev.h>' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo yes)
+EXAMPLES := $(patsubst examples/%.c,build/examples/%,$(filter-out \
+    $(if $(EV),,examples/libev_copy.c),$(wildcard examples/*.c)))
+PROGRAMS := $(patsubst tests/%.c,build/tests/%,$(wildcard tests/test_*.c)) \
+    $(patsubst tests/hostile/%.c,build/tests/hostile_%,$(wildcard tests/hostile/*.c))
 SERVER := build/tests/server
-TOOLS := $(SERVER) build/tests/every build/tests/judge
+TOOLS := $(SERVER) build/tests/every build/tests/judge build/tests/differential build/tests/deadlock
 SOURCES := nbd.h $(wildcard examples/*.[ch] tests/*.[ch] tests/compile/*.[ch] tests/fuzz/*.[ch] \
-    bench/*.[ch])
+    tests/hostile/*.[ch] bench/*.[ch])
 
 # Debian packages for the tests that use other people's programs.
-PACKAGES := clang clang-format debootstrap e2fsprogs g++ gcc-12-multilib gcc-arm-none-eabi \
-    git libc6-dev-i386 libclang-rt-14-dev libnbd-bin libnbd-dev libnewlib-arm-none-eabi \
-    linux-libc-dev musl-tools nbd-server nbdkit pkg-config python3 qemu-user \
-    qemu-utils tcc tshark
+PACKAGES := afl++ clang clang-format clang-tidy cppcheck debootstrap e2fsprogs g++ \
+    gcc-12-multilib gcc-arm-none-eabi git libc6-dev-i386 libclang-rt-14-dev libnbd-bin libnbd-dev libnewlib-arm-none-eabi \
+    libev-dev linux-libc-dev musl-tools nbd-server nbdkit pkg-config python3 qemu-user \
+    clang-19 libclang-rt-19-dev llvm-19 python3-clang-14 qemu-utils shellcheck tcc tshark gnuplot-nox strace valgrind
 
 .DELETE_ON_ERROR:
-.PHONY: all tests demo check deps size bench-extents fuzz format format-check install clean FORCE
+.PHONY: all tests demo check deps size bench bench-quick bench-programs bench-extents \
+    bench-no-init bench-send-more bench-parallel bench-connections fuzz fuzz-long \
+    coverage mutation format format-check install clean FORCE
 
 all: $(EXAMPLES)
 
@@ -63,17 +69,45 @@ deps:
 size:
 	@CC='$(CC)' tests/size.sh table
 
+# The programs that `make bench` runs; the one of libnbd where libnbd is installed.
+BENCH := build/bench/fastserver build/bench/nbdh build/bench/floor \
+    $(if $(shell pkg-config --libs libnbd 2>/dev/null),build/bench/libnbd build/bench/memory)
+bench-programs: $(BENCH)
+
+# BENCH_OPTIONS='--rounds=21 --pin=together': see bench/run.py --help.
+bench: bench-programs build/examples/copy
+	@bench/run.py $(BENCH_OPTIONS)
+
+bench-quick: bench-programs
+	@bench/run.py --quick $(BENCH_OPTIONS)
+
+# Four experiments; EXPERIMENT_OPTIONS='--rounds=5', or --quick to try them.
+DEFAULT_MODE := $(patsubst build/examples/%,build/bench/default/%,$(filter %copy,$(EXAMPLES)))
+bench-no-init bench-parallel: $(EXAMPLES)
+bench-no-init: $(DEFAULT_MODE) $(if $(EV),$(filter %_copy,$(BENCH:libnbd=libnbd_copy)))
+bench-connections: build/bench/connections
+bench-no-init bench-send-more bench-parallel bench-connections: bench-%: $(BENCH)
+	@python3 bench/experiments.py $* $(EXPERIMENT_OPTIONS)
+
 bench-extents: build/bench/extents
 	@build/bench/extents
 
-# Needs clang and its libFuzzer.  What is found new goes to build/fuzz/corpus.
+# libFuzzer and AFL++ over each target: each target takes FUZZ_SECONDS, or FUZZ_HOURS.  What
+# is found new goes to build/fuzz.
 FUZZ_SECONDS ?= 60
-fuzz: tests/fuzz/fuzz_engine.c nbd.h
-	mkdir -p build/fuzz/corpus
-	clang -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -I. \
-	    -o build/fuzz/fuzz_engine $<
-	cd build/fuzz && ./fuzz_engine -max_len=2000 -timeout=5 -print_final_stats=1 \
-	    -max_total_time=$(FUZZ_SECONDS) corpus ../../tests/fuzz/corpus
+FUZZ_HOURS ?= 1
+fuzz:
+	@tests/fuzz/run.sh $(FUZZ_SECONDS)
+
+fuzz-long:
+	@tests/fuzz/run.sh $$(($(FUZZ_HOURS) * 3600))
+
+# What the tests reach of nbd.h, and whether they notice that it is broken: MUTANTS, SEED.
+coverage:
+	@tests/coverage.sh
+
+mutation:
+	@tests/mutate.py
 
 format:
 	clang-format -i $(SOURCES)
@@ -105,10 +139,29 @@ build/nbd.h.pc: FORCE | build
 build/examples/%: examples/%.c build/flags | build/examples
 	$(BUILD)
 
+# The examples with an nbd.h in which NBD_NO_INIT means nothing.
+build/bench/default/nbd.h: nbd.h
+	@mkdir -p $(@D)
+	sed 's/^#define NBD_NO_INIT 0x20u$$/#define NBD_NO_INIT 0x00u/' $< > $@
+	! cmp -s $< $@
+
+build/bench/default/%: examples/%.c build/bench/default/nbd.h build/flags
+	$(COMPILE:-I.=-Ibuild/bench/default) -o $@ $< $(LDFLAGS)
+
+build/bench/default/libev_copy build/examples/libev_copy: private LDFLAGS += -lev
+build/bench/default/copy build/examples/copy: private LDFLAGS += -pthread
+
 build/tests/%: tests/%.c build/flags | build/tests
+	$(BUILD)
+
+build/tests/hostile_%: tests/hostile/%.c build/flags | build/tests
 	$(BUILD)
 
 build/bench/%: bench/%.c build/flags | build/bench
 	$(BUILD)
+
+$(BENCH): private LDFLAGS += -lpthread
+build/bench/libnbd_copy: private LDFLAGS += -lev $(shell pkg-config --libs libnbd)
+build/bench/libnbd build/bench/memory: private LDFLAGS += $(shell pkg-config --libs libnbd)
 
 -include $(wildcard build/*/*.d)

@@ -1,0 +1,150 @@
+// simple_copy.c - copies a disk with blocking calls, one request after the other
+//
+//     gcc -std=c99 -O2 -I. examples/simple_copy.c -o simple_copy
+//     ./simple_copy [-s REQUEST-SIZE] SOURCE TARGET
+//
+// SOURCE and TARGET are NBD URIs; one of them may be a local file instead.
+#define _POSIX_C_SOURCE 200809L
+#define _FILE_OFFSET_BITS 64
+#define NBD_IMPLEMENTATION
+#include "nbd.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define REQUEST_SIZE_MAX (32u << 20)
+#define TIMEOUT_MS 60000
+#define IS_URI(name) (strncmp(name, "nbd", 3) == 0 && strstr(name, "://"))
+
+typedef struct side {
+    const char *name;
+    int fd; // of a local file, -1: a server
+    uint64_t size;
+    nbd_sync sync;
+    nbd_client client;
+    nbd_slot slot;
+    char text[4096];
+    unsigned char buffer[NBD_BUFFER_GOOD];
+} side;
+
+static void die(const side *s, const char *what, uint64_t offset, const char *why)
+{
+    fprintf(stderr, "simple_copy: %s: %s at offset %" PRIu64 ": %s", s->name, what, offset, why);
+    fprintf(stderr, *s->sync.message ? " (server: \"%s\")\n" : "\n", s->sync.message);
+    exit(1);
+}
+
+static void open_server(side *s)
+{
+    nbd_config config = {.slots = &s->slot, .slot_count = 1};
+    nbd_uri uri;
+    int error = nbd_uri_parse(&uri, s->name, s->text, sizeof s->text);
+    config.buffer = s->buffer;
+    config.buffer_size = sizeof s->buffer;
+    config.export_name = uri.export_name;
+    config.flags = uri.config_flags;
+    s->sync.client = &s->client;
+    s->sync.timeout_ms = TIMEOUT_MS;
+    if (!error) error = nbd_init(&s->client, &config);
+    if (!error) error = nbd_sync_open(&s->sync, &uri.address);
+    if (error) die(s, "open", 0, nbd_strerror(error));
+    s->size = nbd_negotiated(&s->client)->size;
+}
+
+static void open_side(side *s, const char *name, int flags)
+{
+    off_t end;
+    s->name = name;
+    s->fd = IS_URI(name) ? -1 : open(name, flags, 0666);
+    if (IS_URI(name)) {
+        open_server(s);
+    } else {
+        end = s->fd < 0 ? -1 : lseek(s->fd, 0, SEEK_END);
+        if (end < 0) die(s, "open", 0, strerror(errno));
+        s->size = (uint64_t)end;
+    }
+}
+
+// nbd_sync_read with a flag.  DONE comes in every case, after nbd_abandon too.
+static int read_server(side *s, void *memory, size_t size, uint64_t offset)
+{
+    const nbd_transport *io = &s->sync.io.transport;
+    int left = TIMEOUT_MS, ready = 0, error;
+    unsigned wants;
+    nbd_event event;
+    // NBD_NO_INIT is safe here: after an error not a byte of the memory is looked at.
+    nbd_op op = {.command = NBD_READ, .flags = NBD_NO_INIT, .offset = offset, .size = size};
+    op.buffer = memory;
+    error = nbd_issue(&s->client, &op, NULL);
+    while (!error) {
+        error = nbd_poll(&s->client, (unsigned)ready);
+        while (nbd_next(&s->client, &event)) {
+            if (event.type == NBD_EVENT_DONE) return event.error;
+            if (event.type == NBD_EVENT_TEXT) // why it fails
+                nbd_escape(s->sync.message, sizeof s->sync.message, event.text, event.text_size);
+        }
+        wants = nbd_wants(&s->client);
+        ready = wants & NBD_WANT_NOW ? 0 : io->wait(io->context, wants, &left);
+        if (ready < 0 || left == 0) nbd_abandon(&s->client);
+        if (ready < 0) ready = 0;
+    }
+    return error;
+}
+
+static void transfer(side *s, int writes, void *memory, size_t size, uint64_t offset)
+{
+    const char *what = writes ? "write" : "read";
+    ssize_t n = (ssize_t)size;
+    int error = 0;
+    if (s->fd < 0)
+        error = writes ? nbd_sync_write(&s->sync, memory, size, offset, 0)
+                       : read_server(s, memory, size, offset);
+    else
+        n = writes ? pwrite(s->fd, memory, size, (off_t)offset)
+                   : pread(s->fd, memory, size, (off_t)offset);
+    if (n < 0) die(s, what, offset, strerror(errno));
+    if (error || (size_t)n < size) die(s, what, offset, error ? nbd_strerror(error) : "cut short");
+}
+
+static void close_side(side *s)
+{
+    int flushes = s->fd < 0 && nbd_allows(&s->client, NBD_FLUSH, 0);
+    int error = flushes ? nbd_sync_flush(&s->sync) : 0;
+    if (!error) error = nbd_sync_close(&s->sync); // of a file: nothing
+    if (error) die(s, "end", s->size, nbd_strerror(error));
+    if (s->fd >= 0 && close(s->fd)) die(s, "end", s->size, strerror(errno));
+}
+
+int main(int argc, char **argv)
+{
+    static unsigned char memory[REQUEST_SIZE_MAX];
+    static side from, to;
+    uint64_t size = 256 * 1024;
+    struct stat status;
+    for (int option; (option = getopt(argc, argv, "s:")) != -1;)
+        size = option == 's' ? strtoull(optarg, NULL, 0) : 0;
+    argv += optind;
+    if (argc - optind != 2 || !(IS_URI(argv[0]) || IS_URI(argv[1])) || size - 1 >= sizeof memory)
+        return fputs("usage: simple_copy [-s REQUEST-SIZE] SOURCE TARGET\n", stderr), 2;
+    open_side(&from, argv[0], O_RDONLY);
+    open_side(&to, argv[1], O_WRONLY | O_CREAT);
+    // A regular file becomes as long as it must; anything else has to be.
+    if (to.fd >= 0 && fstat(to.fd, &status) == 0 && S_ISREG(status.st_mode))
+        to.size = ftruncate(to.fd, 0) || ftruncate(to.fd, (off_t)from.size) ? 0 : from.size;
+    if (to.size < from.size) die(&to, "write", to.size, "smaller than the source");
+    if (from.fd < 0) size = nbd_fit(&from.client, NBD_READ, size);
+    for (uint64_t offset = 0; offset < from.size; offset += size) {
+        if (size > from.size - offset) size = from.size - offset;
+        transfer(&from, 0, memory, (size_t)size, offset);
+        transfer(&to, 1, memory, (size_t)size, offset);
+    }
+    close_side(&from);
+    close_side(&to);
+    return 0;
+}

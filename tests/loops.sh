@@ -1,0 +1,198 @@
+#!/bin/bash
+# limit: 900
+# The loops that people copy: each is short, builds with the command that stands in its first
+# comment, copies an image byte by byte, also under ASan, and never passes over an error.
+. tests/lib.sh
+. tests/servers.sh
+
+image=$tmp/ext4
+target=$tmp/target
+source_socket=$tmp/source
+source_uri="nbd+unix:///?socket=$source_socket"
+source_pid=
+
+stop_source() {
+    [ -n "$source_pid" ] || return 0
+    kill "$source_pid" 2>/dev/null
+    wait "$source_pid" 2>/dev/null
+    source_pid=
+    rm -f "$source_socket"
+}
+
+stop_all() {
+    stop_source
+    stop
+}
+
+# start_source COMMAND...: a second server, which listens on $source_socket.
+start_source() {
+    local socket=$source_socket server_pid=
+    stop_source
+    "$@" >"$tmp/server.log" 2>&1 </dev/null &
+    server_pid=$!
+    source_pid=$server_pid
+    ready
+}
+
+serve_image() {
+    start_source nbdkit -f -U "$source_socket" "$@"
+}
+
+# The target is empty and $1 bytes long.
+serve_target() {
+    rm -f "$target"
+    truncate -s "$1" "$target"
+    start qemu-nbd -t -e 4 -k "$socket" -f raw "$target"
+}
+
+serve_both() {
+    serve_image file "$image" && serve_target "$(stat -c %s "$image")"
+}
+
+# The command of the first comment of examples/$1.c, with more arguments behind the compiler.
+build() {
+    local name=$1 command
+    shift
+    command=$(sed -n 's,^// *gcc ,,p' "examples/$name.c" | head -n 1)
+    [ -n "$command" ] || {
+        echo "error: no command in examples/$name.c"
+        return 1
+    }
+    # shellcheck disable=SC2086
+    $CC "$@" ${command% -o *} -o "$tmp/$name"
+}
+
+short() {
+    [ "$(wc -l <"examples/$1.c")" -le 150 ]
+}
+
+# copies NAME ARGUMENTS...: within a minute.
+copies() {
+    timeout 60 "$tmp/$1" "${@:2}"
+}
+
+same_image() {
+    cmp "$image" "$target"
+}
+
+untouched() {
+    cmp -n "$(stat -c %s "$target")" "$target" /dev/zero
+}
+
+# server_to_server RULE ARGUMENTS...: nbdkit to qemu-nbd.
+server_to_server() {
+    check "$1: servers start" serve_both
+    check "$1: copies" copies "${@:2}" "$source_uri" "$uri"
+    check "$1: the target is the image" same_image
+}
+
+files() {
+    check "$1: servers start" serve_both
+    rm -f "$tmp/file"
+    check "$1: downloads" copies "$2" "$source_uri" "$tmp/file"
+    check "$1: the file is the image" cmp "$image" "$tmp/file"
+    check "$1: uploads" copies "$2" "$image" "$uri"
+    check "$1: the target is the image" same_image
+    refuse "$1: a file that is no disk is an error" 'offset 0' copies "$2" "$tmp/none" "$uri"
+    refuse "$1: a full disk is an error" 'write at offset 0' copies "$2" "$source_uri" /dev/full
+}
+
+# Each gets servers of its own: nbdkit 1.32 may abort when a client leaves in the middle.
+errors() {
+    check "$1: source with errors starts" \
+        serve_image --filter=error memory 4M error-pread=EIO error-pread-rate=100%
+    check "$1: target for it starts" serve_target 4194304
+    refuse "$1: a failed read ends it and names the offset" 'read at offset [0-9]*: input/output error' \
+        copies "$2" "$source_uri" "$uri"
+    check "$1: source for it starts" serve_image memory 4M
+    check "$1: target with errors starts" start nbdkit -f -U "$socket" --filter=error \
+        memory 4M error-pwrite=ENOSPC error-pwrite-rate=100%
+    refuse "$1: a failed write ends it and names the offset" 'write at offset [0-9]*: no space left' \
+        copies "$2" "$source_uri" "$uri"
+    check "$1: source for a read-only target starts" serve_image memory 4M
+    check "$1: read-only target starts" start nbdkit -f -r -U "$socket" memory 4M
+    refuse "$1: a read-only target is refused" 'write at offset 0: export is read-only' \
+        copies "$2" "$source_uri" "$uri"
+    check "$1: source without a target starts" serve_image memory 4M
+    stop
+    refuse "$1: no target is an error" 'at offset 0: cannot connect' copies "$2" "$source_uri" "$uri"
+}
+
+# A server that dies as soon as the block at 2 MiB is asked for.
+serve_dying() {
+    start_source nbdkit -f -U "$source_socket" eval get_size='echo 4194304' \
+        pread="[ \$4 -lt 2097152 ] || kill -9 \$PPID; head -c \$3 /dev/zero"
+}
+
+death() {
+    check "$1: source that dies starts" serve_dying
+    check "$1: target for it starts" serve_target 4194304
+    refuse "$1: a server that dies ends it and names the offset" 'read at offset [1-9]' \
+        copies "$2" -s 1048576 "$source_uri" "$uri"
+}
+
+too_small() {
+    check "$1: larger source starts" serve_image pattern 4M
+    check "$1: smaller target starts" serve_target 4193792
+    refuse "$1: a target that is too small is refused" 'smaller than the source' \
+        copies "$2" "$source_uri" "$uri"
+    check "$1: before anything is written" untouched
+}
+
+# Sizes that are no whole number of requests, and less than one.
+odd_sizes() {
+    local size
+    image=$tmp/odd
+    for size in 512 1000448; do
+        head -c "$size" /dev/urandom >"$image"
+        server_to_server "$1, $size bytes" "$2" -s 65536
+    done
+    image=$tmp/ext4
+}
+
+depths() {
+    local depth
+    for depth in 1 64; do
+        server_to_server "$1, $depth in flight" "$2" -r $depth -s 131072
+    done
+    refuse "$1: more requests than it has are refused" usage copies "$2" -r 65 "$source_uri" "$uri"
+}
+
+# has_header NAME: whether the library that this example is for is there.
+has_header() {
+    [ "$1" != libev_copy ] || echo '#include <ev.h>' | $CC -E - >/dev/null 2>&1
+}
+
+one_example() {
+    local name=$1
+    if ! has_header "$name"; then
+        skip "$name" 'ev.h is not installed'
+        return
+    fi
+    check "$name: has at most 150 lines" short "$name"
+    # shellcheck disable=SC2086
+    check "$name: builds with its own command, without a warning" build "$name" $WARN
+    server_to_server "$name" "$name"
+    errors "$name" "$name"
+    death "$name" "$name"
+    too_small "$name" "$name"
+    [ "$name" != simple_copy ] || files "$name" "$name"
+    [ "$name" = simple_copy ] || depths "$name" "$name"
+    check "$name: builds with ASan and UBSan" \
+        build "$name" -g -fsanitize=address,undefined -fno-sanitize-recover=all
+    server_to_server "$name, ASan" "$name"
+    odd_sizes "$name, ASan" "$name"
+    errors "$name, ASan" "$name"
+}
+
+for program in nbdkit qemu-nbd mke2fs; do
+    if ! has $program; then
+        skip 'loops' "$program is not installed"
+        exit
+    fi
+done
+truncate -s 64M "$image"
+check 'image: made' mke2fs -q -t ext4 -d examples "$image"
+for example in simple_copy poll_copy libev_copy; do
+    one_example $example
+done
