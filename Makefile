@@ -25,8 +25,9 @@ VERSION := $(shell sed -n 's/^.define NBD_VERSION_M[AI][JN]OR \(.*\)/\1./p; \
 
 # An example of a library that is not installed is left out.
 EV := $(shell echo '\#include <ev.h>' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo yes)
+URING := $(shell echo '\#include <liburing.h>' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo yes)
 EXAMPLES := $(patsubst examples/%.c,build/examples/%,$(filter-out \
-    $(if $(EV),,examples/libev_copy.c),$(wildcard examples/*.c)))
+    $(if $(EV),,examples/libev_copy.c) $(if $(URING),,examples/uring_copy.c),$(wildcard examples/*.c)))
 PROGRAMS := $(patsubst tests/%.c,build/tests/%,$(wildcard tests/test_*.c)) \
     $(patsubst tests/hostile/%.c,build/tests/hostile_%,$(wildcard tests/hostile/*.c))
 SERVER := build/tests/server
@@ -35,9 +36,9 @@ SOURCES := nbd.h $(wildcard examples/*.[ch] tests/*.[ch] tests/compile/*.[ch] te
     tests/hostile/*.[ch] bench/*.[ch])
 
 # Debian packages for the tests that use other people's programs.
-PACKAGES := afl++ clang clang-format clang-tidy cppcheck debootstrap e2fsprogs g++ \
+PACKAGES := afl++ clang clang-format clang-tidy cppcheck debootstrap e2fsprogs file g++ \
     gcc-12-multilib gcc-arm-none-eabi git libc6-dev-i386 libclang-rt-14-dev libnbd-bin libnbd-dev libnewlib-arm-none-eabi \
-    libev-dev linux-libc-dev musl-tools nbd-server nbdkit pkg-config python3 qemu-user \
+    libev-dev liburing-dev linux-libc-dev musl-tools nbd-server nbdkit pkg-config python3 qemu-user \
     clang-19 libclang-rt-19-dev llvm-19 python3-clang-14 qemu-utils shellcheck tcc tshark gnuplot-nox strace valgrind
 
 .DELETE_ON_ERROR:
@@ -149,7 +150,10 @@ build/bench/default/%: examples/%.c build/bench/default/nbd.h build/flags
 	$(COMPILE:-I.=-Ibuild/bench/default) -o $@ $< $(LDFLAGS)
 
 build/bench/default/libev_copy build/examples/libev_copy: private LDFLAGS += -lev
-build/bench/default/copy build/examples/copy: private LDFLAGS += -pthread
+build/bench/default/uring_copy build/examples/uring_copy: private LDFLAGS += -luring
+build/bench/default/copy build/examples/copy build/examples/threads: private LDFLAGS += -pthread
+
+build/tests/test_threads: private LDFLAGS += -pthread
 
 build/tests/%: tests/%.c build/flags | build/tests
 	$(BUILD)

@@ -1511,7 +1511,6 @@ static void nbdi_wind_up(nbd_client *c);
 static int nbdi_known_error(uint32_t raw)
 {
     switch (raw) {
-    case 0:
     case NBD_EPERM:
     case NBD_EIO:
     case NBD_ENOMEM:
@@ -1545,7 +1544,7 @@ static void nbdi_note_error(nbd_client *c, int error, const char *detail)
 static int nbdi_fail(nbd_client *c, int error, const char *detail)
 {
     nbdi_note_error(c, error, detail);
-    if (!c->cause) c->cause = (int16_t)error;
+    c->cause = (int16_t)error;
     c->state = NBDI_DEAD;
     c->fresh = 1;
     return NBDI_AGAIN;
@@ -1870,9 +1869,10 @@ static int nbdi_offer_requests(nbd_client *c, nbdi_offer *o)
         cursor.index = 0;
         cursor.skip = 0;
     }
-    // What is left in the header area is NBD_CMD_DISC.
-    return !nbdi_add(o, c->buffer + head, c->head_fill - head) || c->unsent != NBDI_NONE ||
-           c->disc == NBDI_DISC_DUE;
+    // What is left in the header area is NBD_CMD_DISC.  It is alone: it waits until nothing
+    // is in flight, so it always fits.
+    (void)nbdi_add(o, c->buffer + head, c->head_fill - head);
+    return c->unsent != NBDI_NONE;
 }
 
 static void nbdi_request_sent(nbd_client *c, nbd_slot *s)
@@ -1887,7 +1887,6 @@ static void nbdi_request_sent(nbd_client *c, nbd_slot *s)
     if (s->state & NBDI_REPLIED) {
         s->next = c->done;
         c->done = index;
-        c->fresh = 1;
     }
 }
 
@@ -2147,7 +2146,7 @@ static int nbdi_useful(const nbd_client *c, uint32_t option)
     if (option == NBD_OPTION_EXPORT_NAME) return 1;
     if (!nbdi_fixed(c) || (flags & NBD_ONLY_EXPORT_NAME)) return 0;
     switch (option) {
-    case NBD_OPTION_STARTTLS: return (flags & (NBD_TLS_ALLOW | NBD_TLS_REQUIRE)) && !c->got.tls;
+    case NBD_OPTION_STARTTLS: return (flags & (NBD_TLS_ALLOW | NBD_TLS_REQUIRE)) != 0;
     case NBD_OPTION_EXTENDED_HEADERS:
         return !(flags & (NBD_WITHOUT_EXTENDED_HEADERS | NBD_WITHOUT_STRUCTURED_REPLY));
     case NBD_OPTION_STRUCTURED_REPLY:
@@ -2332,7 +2331,6 @@ static int nbdi_set_export(nbd_client *c, uint64_t size, uint32_t flags)
 static int nbdi_ready(nbd_client *c, nbd_event *event)
 {
     c->state = NBDI_REPLY;
-    c->option_due = 0;
     c->transmission = 1;
     c->head_sent = 0;
     c->head_fill = 0;
@@ -3106,7 +3104,6 @@ int nbd_connect(nbd_client *client, const nbd_transport *transport)
     c->scan = 0;
     c->in_start = c->in_end = c->head_size;
     c->in_offered = 0;
-    c->direct = 0;
     c->left = 0;
     c->drop = 0;
     c->in_over = 0;
@@ -3151,7 +3148,7 @@ static int nbdi_pieces_ok(const nbd_op *op)
         if (op->iov[i].size > op->size - sum) return 0;
         sum += op->iov[i].size;
     }
-    return !op->buffer && !op->data && sum == op->size && (op->iov_count > 0 || op->size == 0);
+    return !op->buffer && !op->data && sum == op->size;
 }
 
 // Each index once, and room for what is sent.
@@ -3505,7 +3502,7 @@ int nbd_poll(nbd_client *client, unsigned ready)
 {
     nbd_client *c = client;
     nbd_iovec iov[NBD_IOVECS];
-    if (!c->transport || c->state == NBDI_IDLE) return NBD_ERR_STATE;
+    if (!c->transport) return NBD_ERR_STATE; // IDLE has none
     if (!c->out_blocked || (ready & c->out_blocked)) {
         nbdi_poll_out(c, iov);
         nbdi_finish_sending(c);
@@ -3638,7 +3635,7 @@ int nbd_negotiate(nbd_client *client, const nbd_option *option)
 {
     nbd_client *c = client;
     uint32_t number = option->option;
-    if (c->state != NBDI_HAGGLE || c->closing || number == NBD_OPTION_ABORT ||
+    if (c->state != NBDI_HAGGLE || number == NBD_OPTION_ABORT ||
         (number == NBD_OPTION_STARTTLS && c->got.tls)) {
         return NBD_ERR_STATE;
     }
@@ -4243,7 +4240,7 @@ static int nbdi_dial_first(nbd_dial *dial, const nbd_address *address)
 #if defined(__linux__) && defined(AF_VSOCK)
     case NBD_ADDRESS_VSOCK: return nbdi_dial_vsock(dial, address);
 #endif
-    default: return address->kind > NBD_ADDRESS_VSOCK ? NBD_ERR_ARG : NBD_ERR_UNSUPPORTED;
+    default: return NBD_ERR_UNSUPPORTED;
     }
 }
 
@@ -4252,6 +4249,7 @@ int nbd_dial_start(nbd_dial *dial, const nbd_address *address)
     int error;
     memset(dial, 0, sizeof *dial);
     dial->socket = NBD_SOCKET_NONE;
+    if (address->kind > NBD_ADDRESS_VSOCK) return NBD_ERR_ARG;
     dial->kind = address->kind + 1u;
     error = nbdi_dial_first(dial, address);
     if (error) nbdi_dial_finish(dial);
@@ -4987,7 +4985,8 @@ static void nbdi_sync_turn(nbdi_sync_call *call, unsigned ready)
     nbd_event event;
     int error = nbd_poll(client, ready);
     if (error) nbdi_sync_finish(call, error);
-    while (nbd_next(client, &event))
+    // Behind a success the rest waits for the next call: CLOSED tells nbd_sync_close why.
+    while ((!call->over || call->result) && nbd_next(client, &event))
         nbdi_sync_event(call, &event);
     nbdi_sync_spend_since(call, start);
 }

@@ -3,6 +3,7 @@
 //   PROGRAM             runs every case
 //   PROGRAM NAME...     runs those cases only
 //   CHECK_SEED=N        seeds check_random; the seed stands in the first line
+//   CHECK_EVERY=N       runs the first case and every Nth behind it: for slow checkers
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -22,6 +23,8 @@ static struct {
     char *found; // for each argument: whether a case has its name
     int failed;
     int passed;
+    unsigned long every; // CHECK_EVERY
+    unsigned long cases; // so far, those that do not run too
     uint64_t seed;
     uint64_t random;
     char where[256];      // what a case adds to its failures: mode, step
@@ -96,13 +99,15 @@ static inline void check_crashed(int number)
 
 static inline void check_begin(int argc, char **argv)
 {
-    const char *seed = getenv("CHECK_SEED");
+    const char *seed = getenv("CHECK_SEED"), *every = getenv("CHECK_EVERY");
 
     check.argc = argc;
     check.argv = argv;
     check.found = (char *)calloc((size_t)argc + 1, 1);
     if (!check.found) abort();
     check.seed = seed ? strtoull(seed, NULL, 0) : 1;
+    check.every = every ? strtoul(every, NULL, 0) : 1;
+    if (check.every == 0) check.every = 1;
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
     printf("# seed %llu\n", (unsigned long long)check.seed);
     signal(SIGSEGV, check_crashed);
@@ -123,7 +128,7 @@ static inline int check_selected(const char *name)
 
 static inline void check_case_on(const char *name, void (*run)(const void *), const void *argument)
 {
-    if (!check_selected(name)) return;
+    if (!check_selected(name) || check.cases++ % check.every) return;
     check.name = name;
     check.where[0] = '\0';
     check.locate = NULL;

@@ -17,6 +17,10 @@
 // before the other side's bytes crossed was under way, and is judged by what was known then.
 // A capture that was not made inside the client may show requests that were under way after the
 // error that forbids them: set `late` to the number of those to allow.
+//
+// Set `keep` after checker_begin to compare a client with what the server said: `said` then has
+// its texts, extents and results of options in their order; `answered`, and behind the end of the
+// session `requests`, has what was said about each request.
 #ifndef CHECKER_H
 #define CHECKER_H
 
@@ -130,6 +134,7 @@
     X(SERVER, chunk_magic, "a reply without any magic") \
     X(SERVER, reply_kind, "a simple, structured or extended reply that was not agreed") \
     X(SERVER, simple_read, "a simple reply to READ where structured replies are agreed") \
+    X(SERVER, simple_status, "success of BLOCK_STATUS in a simple reply") \
     X(SERVER, reply_cookie, "a reply to no request in flight") \
     X(SERVER, offset_echo, "an extended reply with another offset than the request") \
     X(SERVER, chunk_type, "a chunk type that this command does not have") \
@@ -147,6 +152,7 @@
     X(SERVER, error_zero, "an error chunk without an error") \
     X(SERVER, error_length, "an error chunk too short") \
     X(SERVER, message_length, "an error message longer than its chunk") \
+    X(SERVER, error_trailing, "bytes behind the fields of an error chunk of a known type") \
     X(SERVER, error_offset_outside, "an error offset outside the request") \
     X(SERVER, fast_zero_enotsup, "ENOTSUP though FAST_ZERO was not set") \
     X(SERVER, read_only_success, "a write that succeeds on a read-only export") \
@@ -297,8 +303,29 @@ typedef struct checker_vector {
     size_t room;
 } checker_vector;
 
+// TEXT: length, hash.  EXTENT: request, index of the context, offset, length, flags.
+// HOLE: request, offset, length.  RESULT: option (0: an oldstyle greeting), error as sent, and
+// of what offers an export size, flags, minimum and maximum block in one, preferred block.
+enum { CHECKER_SAYS_TEXT, CHECKER_SAYS_EXTENT, CHECKER_SAYS_HOLE, CHECKER_SAYS_RESULT };
+
+typedef struct checker_saying {
+    uint64_t kind;
+    uint64_t what[6];
+} checker_saying;
+
+enum { CHECKER_NEVER_CAME, CHECKER_CAME, CHECKER_CAME_AS_HOLE };
+
 typedef struct checker_request {
     struct checker_request *next;
+    unsigned order; // among the requests of the session
+    int complete;   // the reply
+    uint32_t error; // the first one, as sent
+    uint64_t error_offset;
+    int overlapped;
+    int missing;          // no status of a context
+    size_t most_spans;    // that there were at once
+    unsigned char *image; // READ: the content
+    unsigned char *came;  // which bytes of it are the server's
     uint64_t cookie;
     uint64_t offset;
     uint64_t length; // the effect length
@@ -319,6 +346,7 @@ typedef struct checker_export {
     uint64_t size;
     uint16_t flags;
     uint32_t minimum;
+    uint32_t preferred;
     uint32_t maximum;
     uint64_t sum; // of the hashes of the information, in any order
 } checker_export;
@@ -353,6 +381,13 @@ struct checker {
     } found[CHECKER_LISTS][CHECKER_KEPT];
     unsigned count[CHECKER_LISTS];
     unsigned late; // requests to allow after ESHUTDOWN or a bad chunk
+
+    int keep;
+    checker_saying *said;
+    size_t said_count;
+    size_t said_room;
+    unsigned asked; // requests
+    checker_request *answered;
 
     checker_stream client;
     checker_stream server;
@@ -397,6 +432,8 @@ struct checker {
         uint16_t type;
         uint64_t length;
         checker_request *request; // NULL when the cookie is wrong
+        int paints;               // its bytes are content of the request
+        uint64_t place;           // of the next one
     } chunk;
 };
 
@@ -531,6 +568,17 @@ static inline size_t checker_take(checker_stream *s, const unsigned char *p, siz
     return took;
 }
 
+// Content for the request whose reply is read.
+static inline void checker_paint(checker *k, const unsigned char *p, size_t n)
+{
+    checker_request *r = k->chunk.request;
+
+    if (!k->chunk.paints || !r->image) return;
+    memcpy(r->image + k->chunk.place, p, n);
+    memset(r->came + k->chunk.place, CHECKER_CAME, n);
+    k->chunk.place += n;
+}
+
 static inline int checker_idle(const checker *k)
 {
     return k->lost || k->phase == CHECKER_AT_TLS;
@@ -548,6 +596,7 @@ static inline void checker_feed(checker *k, checker_stream *s, checker_step *beg
             begin(k);
             if (k->lost) break;
         }
+        if (s == &k->server && s->skip) checker_paint(k, p, checker_least(n, s->skip));
         took = checker_take(s, p, n);
         p += took;
         n -= took;
@@ -563,6 +612,32 @@ static inline void checker_feed(checker *k, checker_stream *s, checker_step *beg
 static inline void checker_over(checker *k)
 {
     (void)k;
+}
+
+// --- what was said
+
+static inline void checker_say(checker *k, uint64_t kind, const uint64_t *what, size_t count)
+{
+    checker_saying *said;
+
+    if (!k->keep) return;
+    if (k->said_count == k->said_room) {
+        k->said_room = k->said_room ? 2 * k->said_room : 64;
+        k->said = (checker_saying *)checker_grown(k->said, k->said_room * sizeof *k->said);
+    }
+    said = &k->said[k->said_count++];
+    memset(said, 0, sizeof *said);
+    said->kind = kind;
+    memcpy(said->what, what, count * sizeof *what);
+}
+
+static inline void checker_say_text(checker *k, const unsigned char *p, size_t n)
+{
+    uint64_t what[2];
+
+    what[0] = n;
+    what[1] = checker_hash(p, n);
+    if (n > 0) checker_say(k, CHECKER_SAYS_TEXT, what, 2);
 }
 
 // --- strings
@@ -606,6 +681,7 @@ static inline void checker_string(checker *k, int side, const unsigned char *p, 
          CHECKER_server_string_utf8},
     };
 
+    if (side == CHECKER_OF_SERVER) checker_say_text(k, p, n);
     checker_judge(k, n > 4096, rules[side][0]);
     checker_judge(k, n > 256 && n <= 4096, rules[side][1]);
     checker_judge(k, memchr(p, 0, n) != NULL, rules[side][2]);
@@ -995,6 +1071,8 @@ static inline checker_request **checker_find(checker *k, uint64_t cookie)
 
 static inline void checker_free_request(checker_request *r)
 {
+    free(r->image);
+    free(r->came);
     free(r->spans.at);
     free(r->failed.at);
     free(r->wanted.at);
@@ -1013,6 +1091,12 @@ static inline checker_request *checker_add(checker *k, const checker_request *r)
     }
     *at = (checker_request *)checker_grown(NULL, sizeof **at);
     **at = *r;
+    (*at)->order = k->asked++;
+    if (k->keep && r->type == CHECKER_READ && r->length <= CHECKER_DEFAULT_MAXIMUM) {
+        (*at)->image = (unsigned char *)checker_grown(NULL, (size_t)r->length + 1);
+        (*at)->came = (unsigned char *)checker_grown(NULL, (size_t)r->length + 1);
+        memset((*at)->came, CHECKER_NEVER_CAME, (size_t)r->length);
+    }
     return *at;
 }
 
@@ -1025,7 +1109,12 @@ static inline void checker_remove(checker *k, checker_request *r)
     }
     *at = r->next;
     if (k->sending == r) k->sending = NULL;
-    checker_free_request(r);
+    if (k->keep && r->complete) {
+        r->next = k->answered;
+        k->answered = r;
+    } else {
+        checker_free_request(r);
+    }
 }
 
 // The request is gone when the server answered without reading the payload.
@@ -1151,6 +1240,23 @@ static inline void checker_client_begin(checker *k)
 
 // --- the server's handshake
 
+// The result of an option, or of a greeting that offers an export.
+static inline void checker_say_result(checker *k, uint32_t option, uint32_t error, int offers)
+{
+    const checker_export *e = &k->offer;
+    uint64_t what[6] = {0};
+
+    what[0] = option;
+    what[1] = error;
+    if (offers) {
+        what[2] = e->size;
+        what[3] = e->flags;
+        what[4] = (uint64_t)e->minimum << 32 | e->maximum;
+        what[5] = e->preferred;
+    }
+    checker_say(k, CHECKER_SAYS_RESULT, what, 6);
+}
+
 static inline void checker_export_flags(checker *k, uint16_t flags)
 {
     k->offer.flags = flags;
@@ -1178,6 +1284,7 @@ static inline void checker_oldstyle(checker *k)
     checker_padding(k, p + 12);
     k->phase = CHECKER_AT_REQUESTS;
     k->oldstyle = 1;
+    checker_say_result(k, 0, 0, 1);
 }
 
 static inline void checker_newstyle(checker *k)
@@ -1210,6 +1317,7 @@ static inline void checker_export_name_reply(checker *k)
     k->offer.size = checker_64(p);
     checker_export_flags(k, checker_16(p + 8));
     if (k->server.have > 10) checker_padding(k, p + 10);
+    checker_say_result(k, CHECKER_EXPORT_NAME, 0, 1);
     k->pending.active = 0;
     k->phase = CHECKER_AT_REQUESTS;
 }
@@ -1230,6 +1338,7 @@ static inline void checker_block_sizes(checker *k, const unsigned char *p)
                   CHECKER_block_preferred);
     checker_judge(k, maximum < preferred, CHECKER_block_maximum);
     k->offer.minimum = minimum;
+    k->offer.preferred = preferred;
     k->offer.maximum = maximum;
 }
 
@@ -1303,6 +1412,7 @@ static inline void checker_info_accepted(checker *k)
     const checker_pending *pending = &k->pending;
 
     checker_size_rules(k);
+    checker_say_result(k, pending->option, 0, 1);
     if (pending->option == CHECKER_INFO) {
         k->info_valid = 1;
         k->info_data = pending->data;
@@ -1322,6 +1432,7 @@ static inline void checker_accepted(checker *k)
     uint32_t option = k->pending.option;
 
     checker_judge(k, option == CHECKER_STARTTLS && k->tls, CHECKER_starttls_again);
+    if (option != CHECKER_INFO && option != CHECKER_GO) checker_say_result(k, option, 0, 0);
     if (option == CHECKER_STARTTLS) {
         k->phase = CHECKER_AT_TLS;
     } else if (option == CHECKER_INFO || option == CHECKER_GO) {
@@ -1353,6 +1464,7 @@ static inline void checker_refused(checker *k, uint32_t error)
     uint32_t option = k->pending.option;
     int info = option == CHECKER_INFO || option == CHECKER_GO;
 
+    checker_say_result(k, option, error | CHECKER_REP_ERROR, 0);
     checker_judge(k, option == CHECKER_ABORT, CHECKER_abort_reply);
     checker_judge(k, option == CHECKER_STARTTLS && k->tls && error != CHECKER_REP_INVALID,
                   CHECKER_starttls_again);
@@ -1422,6 +1534,10 @@ static inline void checker_error(checker *k, checker_request *r, uint32_t error)
                   CHECKER_error_value);
     checker_judge(k, needless, CHECKER_fast_zero_enotsup);
     checker_judge(k, overflow && (r->length <= 65536 || r->contents > 0), CHECKER_df_overflow);
+    if (!r->error) {
+        r->error = error;
+        r->error_offset = r->offset;
+    }
     r->overflowed |= overflow;
     r->settled = 1;
     k->shutdown |= error == CHECKER_ESHUTDOWN;
@@ -1458,6 +1574,8 @@ static inline void checker_finish(checker *k, checker_request *r)
         checker_judge(k, checker_commands[r->type].writes && (k->offer.flags & CHECKER_READ_ONLY),
                       CHECKER_read_only_success);
     }
+    r->missing = r->type == CHECKER_STATUS && !checker_all_status(k, r);
+    r->complete = 1;
     checker_remove(k, r);
 }
 
@@ -1471,6 +1589,7 @@ static inline void checker_simple(checker *k)
     uint32_t error = checker_32(k->server.bytes + 4);
     checker_request *r = *checker_find(k, checker_64(k->server.bytes + 8));
 
+    k->chunk.paints = 0;
     if (!r) {
         checker_lose(k, CHECKER_reply_cookie);
         return;
@@ -1479,10 +1598,15 @@ static inline void checker_simple(checker *k)
         checker_break(k, CHECKER_simple_read);
         k->lost = error == 0;
         r->settled = 1;
+    } else if (r->type == CHECKER_STATUS && !error) {
+        checker_break(k, CHECKER_simple_status);
+        r->settled = 1;
     }
     if (error) checker_error(k, r, error);
     if (r->type == CHECKER_READ && !error) {
         k->chunk.request = r;
+        k->chunk.paints = 1;
+        k->chunk.place = 0;
         checker_skip(&k->server, r->length, checker_simple_data);
     } else {
         checker_finish(k, r);
@@ -1563,8 +1687,11 @@ static inline void checker_content(checker *k, uint64_t offset, uint64_t length)
     if ((r->flags & CHECKER_DF) && r->contents > 0) checker_spoil(k, CHECKER_df_chunks);
     checker_judge(k, r->overflowed, CHECKER_df_overflow);
     r->contents++;
-    if (checker_hits_error(r, offset, offset + length) ||
-        !checker_cover(&r->spans, offset, offset + length)) {
+    r->overlapped |= !checker_cover(&r->spans, offset, offset + length);
+    if (r->spans.count / 2 > r->most_spans) r->most_spans = r->spans.count / 2;
+    k->chunk.paints = !r->overlapped;
+    k->chunk.place = offset - r->offset;
+    if (r->overlapped || checker_hits_error(r, offset, offset + length)) {
         checker_spoil(k, CHECKER_content_overlap); // the client MAY disconnect, but need not
     }
 }
@@ -1575,6 +1702,20 @@ static inline void checker_chunk_data(checker *k)
     checker_skip(&k->server, k->chunk.length - 8, checker_chunk_end);
 }
 
+static inline void checker_paint_hole(checker *k, uint64_t length)
+{
+    checker_request *r = k->chunk.request;
+    uint64_t what[3];
+
+    what[0] = r->order;
+    what[1] = r->offset + k->chunk.place;
+    what[2] = length;
+    checker_say(k, CHECKER_SAYS_HOLE, what, 3);
+    if (!r->image) return;
+    memset(r->image + k->chunk.place, 0, (size_t)length);
+    memset(r->came + k->chunk.place, CHECKER_CAME_AS_HOLE, (size_t)length);
+}
+
 static inline void checker_chunk_hole(checker *k)
 {
     uint32_t length = checker_32(k->server.bytes + 8);
@@ -1583,6 +1724,7 @@ static inline void checker_chunk_hole(checker *k)
         checker_bad_chunk(k, CHECKER_hole_empty);
     } else {
         checker_content(k, checker_64(k->server.bytes), length);
+        if (k->chunk.paints) checker_paint_hole(k, length);
     }
     checker_chunk_end(k);
 }
@@ -1595,11 +1737,17 @@ static inline void checker_error_offset(checker *k, uint64_t offset)
     checker_push(&r->failed, offset);
 }
 
+static inline int checker_is_known_error(const checker *k)
+{
+    return k->chunk.type == CHECKER_CHUNK_ERROR || k->chunk.type == CHECKER_CHUNK_ERROR_OFFSET;
+}
+
 static inline void checker_error_payload(checker *k, const unsigned char *p, size_t n)
 {
     checker_request *r = k->chunk.request;
     size_t fixed = k->chunk.type == CHECKER_CHUNK_ERROR_OFFSET ? 14 : 6;
     size_t message = n < fixed ? 0 : checker_16(p + 4);
+    int first = !r->error;
 
     r->settled = 1;
     if (n < fixed) {
@@ -1616,8 +1764,12 @@ static inline void checker_error_payload(checker *k, const unsigned char *p, siz
         checker_error(k, r, checker_32(p));
     }
     checker_string(k, CHECKER_OF_SERVER, p + 6, message);
+    if (checker_is_known_error(k) && message < n - fixed) {
+        checker_bad_chunk(k, CHECKER_error_trailing);
+    }
     if (k->chunk.type == CHECKER_CHUNK_ERROR_OFFSET) {
         checker_error_offset(k, checker_64(p + 6 + message));
+        if (first) r->error_offset = checker_64(p + 6 + message);
     } else {
         checker_judge(k, r->errors++ > 0, CHECKER_error_twice);
     }
@@ -1660,8 +1812,26 @@ static inline void checker_extent_rules(checker *k, const checker_extent *e, int
                   CHECKER_allocation_bits);
 }
 
-static inline void checker_extents(checker *k, const unsigned char *p, size_t count, int kind)
+static inline void checker_say_extent(checker *k, const checker_extent *e, uint32_t id)
 {
+    const checker_request *r = k->chunk.request;
+    uint64_t what[5];
+
+    what[0] = r->order;
+    for (what[1] = 0; 2 * what[1] < k->contexts.count; what[1]++) {
+        if (k->contexts.at[2 * what[1]] == id) break;
+    }
+    what[2] = r->offset + e->before;
+    what[3] = e->length;
+    what[4] = e->flags;
+    checker_say(k, CHECKER_SAYS_EXTENT, what, 5);
+}
+
+// Returns how much they cover.
+static inline uint64_t checker_extents(checker *k, const unsigned char *p, size_t count,
+                                       uint32_t id)
+{
+    int kind = checker_context_kind(k, id);
     size_t half = k->extended ? 8 : 4;
     checker_extent e = {0};
     size_t i;
@@ -1670,8 +1840,10 @@ static inline void checker_extents(checker *k, const unsigned char *p, size_t co
         e.length = k->extended ? checker_64(p) : checker_32(p);
         e.flags = k->extended ? checker_64(p + half) : checker_32(p + half);
         checker_extent_rules(k, &e, kind);
+        checker_say_extent(k, &e, id);
         e.before = e.length > UINT64_MAX - e.before ? UINT64_MAX : e.before + e.length;
     }
+    return e.before;
 }
 
 static inline void checker_status_id(checker *k, uint32_t id)
@@ -1702,7 +1874,7 @@ static inline void checker_chunk_status(checker *k)
         checker_judge(k, count > 1 && (k->chunk.request->flags & CHECKER_REQ_ONE),
                       CHECKER_extent_one);
         checker_judge(k, count > 1 << 20, CHECKER_extents_many);
-        checker_extents(k, p + head, count, checker_context_kind(k, checker_32(p)));
+        checker_extents(k, p + head, count, checker_32(p));
     }
     checker_chunk_end(k);
 }
@@ -1787,6 +1959,7 @@ static inline void checker_chunk_header(checker *k)
     const unsigned char *p = k->server.bytes;
     checker_request *r = *checker_find(k, checker_64(p + 8));
 
+    k->chunk.paints = 0;
     k->chunk.flags = checker_16(p + 4);
     k->chunk.type = checker_16(p + 6);
     k->chunk.length = k->extended ? checker_64(p + 24) : checker_32(p + 16);
@@ -1886,6 +2059,109 @@ static inline void checker_tls(checker *k)
     checker_forget_contexts(k);
 }
 
+// --- a message that never ends: its beginning may be impossible already
+
+static inline void checker_begun_reply(checker *k)
+{
+    const unsigned char *p = k->server.bytes + 20;
+    size_t have = k->server.have - 20;
+    uint64_t n = k->server.need - 20;
+    uint32_t type = k->pending.reply_type;
+    unsigned allowed = checker_options[checker_option_row(k->pending.option)].replies;
+    uint64_t most = 4096;
+
+    if (type & CHECKER_REP_ERROR) {
+        checker_judge(k, n > most, CHECKER_server_string_long);
+        return;
+    }
+    if (type > 7 || !(allowed >> type & 1)) {
+        checker_break(k, CHECKER_reply_type);
+    } else if (type == CHECKER_REP_ACK) {
+        checker_break(k, CHECKER_ack_data);
+    } else if (type == CHECKER_REP_SERVER) {
+        uint64_t name = have < 4 ? 0 : checker_32(p);
+
+        checker_judge(k, n < 4 || (have >= 4 && name > n - 4), CHECKER_server_reply_layout);
+        checker_judge(k, n > 4 + 2 * most || name > most || (have >= 4 && n - 4 > name + most),
+                      CHECKER_server_string_long);
+    } else if (type == CHECKER_REP_META) {
+        checker_judge(k, n < 4, CHECKER_meta_reply_layout);
+        checker_judge(k, n > 4 + most, CHECKER_server_string_long);
+    } else if (type == CHECKER_REP_INFO) {
+        unsigned info = have < 2 ? 0xffff : checker_16(p);
+
+        checker_judge(k, n < 2, CHECKER_info_reply_layout);
+        checker_judge(k,
+                      (info == CHECKER_INFO_EXPORT && n != 12) ||
+                          (info == CHECKER_INFO_BLOCK_SIZE && n != 14),
+                      CHECKER_info_reply_layout);
+        checker_judge(
+            k, (info == CHECKER_INFO_NAME || info == CHECKER_INFO_DESCRIPTION) && n > 2 + most,
+            CHECKER_server_string_long);
+    }
+}
+
+static inline void checker_begun_error(checker *k)
+{
+    const unsigned char *p = k->server.bytes;
+    uint64_t n = k->server.need;
+    unsigned fixed = k->chunk.type == CHECKER_CHUNK_ERROR_OFFSET ? 14 : 6;
+    unsigned broken;
+
+    checker_judge(k, n < fixed, CHECKER_error_length);
+    checker_judge(k, checker_is_known_error(k) && n > fixed + 4096 && k->server.have < 6,
+                  CHECKER_server_string_long);
+    if (n < fixed || k->server.have < 6) return;
+    broken = k->count[CHECKER_SERVER];
+    checker_judge(k, checker_32(p) == 0, CHECKER_error_zero);
+    checker_judge(k, checker_16(p + 4) > n - fixed, CHECKER_message_length);
+    checker_judge(k, checker_16(p + 4) > 4096, CHECKER_server_string_long);
+    checker_judge(k, checker_is_known_error(k) && checker_16(p + 4) < n - fixed,
+                  CHECKER_error_trailing);
+    if (fixed == 6 && k->count[CHECKER_SERVER] == broken) {
+        checker_error(k, k->chunk.request, checker_32(p));
+    }
+}
+
+static inline void checker_begun_status(checker *k)
+{
+    const unsigned char *p = k->server.bytes;
+    uint64_t n = k->server.need;
+    size_t head = k->extended ? 8 : 4;
+    uint64_t covered;
+
+    if (n < 3 * head || (n - head) % (2 * head) != 0) {
+        checker_bad_chunk(k, CHECKER_status_length);
+    } else if (k->server.have >= head) {
+        if (k->extended && checker_32(p + 4) != (n - head) / (2 * head)) {
+            checker_bad_chunk(k, CHECKER_status_count);
+        }
+        checker_status_id(k, checker_32(p));
+        checker_judge(k, n > 3 * head && (k->chunk.request->flags & CHECKER_REQ_ONE),
+                      CHECKER_extent_one);
+        covered = checker_extents(k, p + head, (k->server.have - head) / (2 * head), checker_32(p));
+        checker_judge(k,
+                      k->server.have > head && covered >= k->chunk.request->length &&
+                          (n - k->server.have) / (2 * head) > 0,
+                      CHECKER_extent_excess);
+    }
+}
+
+static inline void checker_begun(checker *k)
+{
+    checker_step *then = k->server.then;
+
+    if (then == checker_reply_data) {
+        checker_begun_reply(k);
+    } else if (then == checker_chunk_error) {
+        checker_begun_error(k);
+    } else if (then == checker_chunk_status) {
+        checker_begun_status(k);
+    } else if (then == checker_chunk_data) {
+        checker_judge(k, k->chunk.length - 8 > k->chunk.request->length, CHECKER_content_outside);
+    }
+}
+
 // A simple reply to READ can only be broken off when reading fails.
 static inline int checker_breaks_off(const checker *k)
 {
@@ -1900,7 +2176,10 @@ static inline void checker_server_end(checker *k)
     k->server_gone = 1;
     if (checker_idle(k) || k->count[CHECKER_CLIENT] > 0 || checker_breaks_off(k)) return;
     if (k->server.then) {
-        checker_break(k, CHECKER_server_cut_message);
+        unsigned broken = k->count[CHECKER_SERVER];
+
+        checker_begun(k);
+        checker_judge(k, k->count[CHECKER_SERVER] == broken, CHECKER_server_cut_message);
         return;
     }
     k->server.start = k->server.position;
@@ -1921,6 +2200,8 @@ static inline int checker_client_done(const checker *k)
 static inline void checker_end(checker *k)
 {
     if (checker_idle(k) || k->server_gone || k->oversize || k->count[CHECKER_SERVER] > 0) return;
+    if (k->server.then) checker_begun(k);
+    if (k->count[CHECKER_SERVER] > 0) return;
     if (k->client.then) {
         checker_break(k, CHECKER_cut_message);
     } else if (!checker_client_done(k)) {
@@ -1942,9 +2223,17 @@ static inline void checker_print(const checker *k, int list, FILE *file)
 
 static inline void checker_free(checker *k)
 {
+    k->keep = 0;
     while (k->requests) {
         checker_remove(k, k->requests);
     }
+    while (k->answered) {
+        checker_request *r = k->answered;
+
+        k->answered = r->next;
+        checker_free_request(r);
+    }
+    free(k->said);
     free(k->client.bytes);
     free(k->server.bytes);
     free(k->contexts.at);

@@ -16,7 +16,9 @@ enum {
     PLAY_REGION = 1 << 18, // memory of one request, between two guard pages
     PLAY_PAGE = 4096,
     PLAY_IDLE_TURNS = 64,
-    PLAY_STATES = 256
+    PLAY_STATES = 256,
+    PLAY_EDGE_PAGES = 2, // behind the edge; they hold a buffer of the modes' size
+    PLAY_SILENCE = 1     // for mode.ended
 };
 
 static const size_t uncut = (size_t)-1;
@@ -32,7 +34,8 @@ typedef struct mode {
     size_t buffer;   // size of the client's buffer
     uint64_t seed;   // for random modes
     size_t cut_at;   // the stream of the server ends after so many bytes
-    ptrdiff_t ended; // what receiving gives then: NBD_IO_EOF or NBD_IO_ERROR
+    ptrdiff_t ended; // what receiving gives then: NBD_IO_EOF, NBD_IO_ERROR; or PLAY_SILENCE:
+                     // nothing ever comes, and the program gives up
 } mode;
 
 static const mode whole_mode = {"whole", uncut, 0, 0, 0, NBD_BUFFER_NAMES, 0, uncut, NBD_IO_EOF};
@@ -121,6 +124,17 @@ static play stage;
 // Judges what crosses, by the specification alone, while a session is played whole.
 static checker judge;
 static int judging;
+// How many rules the server broke in the last session that was judged, and the first.
+static size_t judged_server;
+static const char *judged_rule;
+// Tells sessions of one rule apart in what is printed; 0: there is one only.
+static unsigned play_variant;
+// The program calls nbd_poll and nbd_next at every turn, for no reason.
+static int play_nagging;
+// 0, or: the read-ahead lies so that its first bytes, as many as this, end at a page that
+// cannot be touched from the moment they came until more come.
+static size_t play_edge;
+static int play_edge_shut;
 // A region between guard pages for each request, one for the client's
 // buffer and one for its slots.
 static unsigned char *play_arena;
@@ -139,10 +153,15 @@ static inline void play_locate(void)
 
     if (p->mode.cut_at != uncut) {
         snprintf(cut, sizeof cut, ", %s after %lu bytes",
-                 p->mode.ended == NBD_IO_EOF ? "end" : "error", (unsigned long)p->mode.cut_at);
+                 p->mode.ended == NBD_IO_EOF     ? "end"
+                 : p->mode.ended == PLAY_SILENCE ? "silence"
+                                                 : "error",
+                 (unsigned long)p->mode.cut_at);
     }
-    snprintf(check.where, sizeof check.where, "mode \"%s\"%s, seed %llu, step %lu (%s, request %d)",
-             p->mode.name, cut, (unsigned long long)p->mode.seed, (unsigned long)p->step,
+    snprintf(check.where, sizeof check.where,
+             "variant %u, mode \"%s\"%s, edge %lu, seed %llu, step %lu (%s, request %d)",
+             play_variant, p->mode.name, cut, (unsigned long)play_edge,
+             (unsigned long long)p->mode.seed, (unsigned long)p->step,
              over ? "end" : step_names[at->kind], over ? SESSION : at->request);
 }
 
@@ -174,6 +193,48 @@ static inline void *region_last(int r, size_t size)
     if (!allowed[r]) CHECK(mprotect(most, NBD_BUFFER_GOOD, PROT_READ | PROT_WRITE) == 0);
     allowed[r] = 1;
     return region_end(r) - size;
+}
+
+/// The edge ///
+
+static inline unsigned char *edge_of_the_bytes(void)
+{
+    return region_end(SCRIPT_REQUESTS) - PLAY_EDGE_PAGES * PLAY_PAGE;
+}
+
+static inline void edge_protect(int protection)
+{
+    CHECK(mprotect(edge_of_the_bytes(), PLAY_EDGE_PAGES * PLAY_PAGE, protection) == 0);
+    play_edge_shut = protection == PROT_NONE;
+}
+
+static inline void edge_open(void)
+{
+    if (play_edge_shut) edge_protect(PROT_READ | PROT_WRITE);
+}
+
+// The client's buffer so that its read-ahead, behind the header area, begins `play_edge`
+// bytes below the edge.
+static inline void *edge_buffer(size_t size, uint32_t slots)
+{
+    size_t head = 32 * (size_t)slots < size / 4 ? 32 * (size_t)slots : size / 4;
+
+    CHECK(size <= PLAY_EDGE_PAGES * PLAY_PAGE && play_edge <= size - head);
+    (void)region_last(SCRIPT_REQUESTS, size); // makes the memory accessible
+    return edge_of_the_bytes() - play_edge - head;
+}
+
+// How much may be received into these pieces without crossing the edge.
+static inline size_t edge_room(const nbd_iovec *iov, unsigned count)
+{
+    unsigned char *at = iov[count - 1].base, *edge = edge_of_the_bytes();
+    size_t before = 0;
+    unsigned i;
+
+    if (at < region_of(SCRIPT_REQUESTS) || at >= edge) return uncut;
+    for (i = 0; i + 1 < count; i++)
+        before += iov[i].size;
+    return before + (size_t)(edge - at);
 }
 
 static inline void region_allow(play *p, int r, int protection)
@@ -354,6 +415,13 @@ static inline seen_event *event_for(play *p, const step *see)
     return NULL;
 }
 
+// Where a session says which text names the broken rule.
+static inline void compare_detail(const nbd_event *got, const nbd_event *wanted)
+{
+    if (!wanted->detail || strcmp(got->detail, wanted->detail) == 0) return;
+    check_fail(__FILE__, __LINE__, "detail is \"%s\", not \"%s\"", got->detail, wanted->detail);
+}
+
 static inline void compare_event(const seen_event *seen, const nbd_event *wanted)
 {
     const nbd_event *got = &seen->event;
@@ -366,6 +434,11 @@ static inline void compare_event(const seen_event *seen, const nbd_event *wanted
         CHECK_EQUAL(got->error_offset, wanted->error_offset);
         CHECK_EQUAL(got->flags, 0);
         CHECK_EQUAL(got->context, 0);
+        compare_detail(got, wanted);
+        break;
+    case NBD_EVENT_CLOSED:
+        compare_detail(got, wanted);
+        if (wanted->option) CHECK_EQUAL(got->option, wanted->option);
         break;
     case NBD_EVENT_HOLE:
     case NBD_EVENT_EXTENT:
@@ -467,6 +540,9 @@ static inline int send_step(play *p, const step *at)
     memcpy(p->out + p->out_size, at->bytes, at->size);
     if (at->cookie_at && at->request != SESSION) {
         memcpy(p->out + p->out_size + at->cookie_at, p->cookies[at->request], 8);
+    }
+    for (i = 0; i < 8 && at->cookie_flip; i++) {
+        p->out[p->out_size + at->cookie_at + i] ^= (unsigned char)(at->cookie_flip >> (56 - 8 * i));
     }
     for (i = 0; i < at->size; i++)
         p->out[p->out_size + i] ^= p->server_key;
@@ -592,7 +668,7 @@ static inline size_t out_limit(const play *p)
 
 static inline int stream_is_over(const play *p)
 {
-    if (p->out_taken == p->mode.cut_at) return 1;
+    if (p->out_taken == p->mode.cut_at) return p->mode.ended != PLAY_SILENCE;
     return p->end_sent && p->out_taken == p->out_size;
 }
 
@@ -609,11 +685,16 @@ static inline size_t give_to_client(const wire *w, const nbd_iovec *iov, unsigne
     unsigned i;
 
     most = smaller(most, out_limit(p) - p->out_taken);
+    edge_open();
+    if (play_edge) most = smaller(most, edge_room(iov, count));
     for (i = 0; i < count && moved < most; i++) {
         size_t size = smaller(iov[i].size, most - moved);
 
         seal_bytes(iov[i].base, p->out + p->out_taken, size, w->key);
         if (judging) checker_server(&judge, iov[i].base, size);
+        if (play_edge && (unsigned char *)iov[i].base + size == edge_of_the_bytes()) {
+            edge_protect(PROT_NONE);
+        }
         p->out_taken += size;
         moved += size;
     }
@@ -692,6 +773,43 @@ static inline void stuck(play *p, unsigned wants)
                p->client.state, wants, (unsigned long)(out_limit(p) - p->out_taken));
 }
 
+static inline int is_silent(const play *p)
+{
+    return p->out_taken == p->mode.cut_at && p->mode.ended == PLAY_SILENCE && !p->ended;
+}
+
+// With the engine's own calls it is told so that there is nothing to receive.
+static inline unsigned wants_when_dry(play *p)
+{
+    nbd_iovec iov[2];
+
+    if (nbd_incoming(&p->client, iov, 2)) {
+        CHECK_EQUAL(nbd_received(&p->client, NBD_IO_READ), 0);
+    }
+    return nbd_wants(&p->client);
+}
+
+// Nothing comes any more.  The client says what a program with a clock needs, asking it
+// again changes nothing, and it can be abandoned.
+static inline void give_up(play *p)
+{
+    unsigned wants = p->mode.own ? wants_when_dry(p) : nbd_wants(&p->client);
+    const nbd_counters *counters = nbd_count(&p->client);
+    uint64_t sent = counters->bytes_sent;
+    nbd_event event;
+
+    CHECK((wants & NBD_WANT_NOW) == 0);
+    CHECK((wants & NBD_WANT_READ) != 0 || nbd_phase(&p->client) == NBD_PHASE_STARTTLS);
+    CHECK(nbd_phase(&p->client) != NBD_PHASE_IDLE);
+    CHECK_EQUAL(counters->bytes_received, p->out_taken);
+    if (!p->mode.own) CHECK_EQUAL(nbd_poll(&p->client, 0), 0);
+    CHECK_EQUAL(nbd_next(&p->client, &event), 0);
+    CHECK_EQUAL(counters->bytes_sent, sent);
+    CHECK_EQUAL(nbd_abandon(&p->client), 0);
+    p->ended = 1;
+    p->moved = 1;
+}
+
 // Nothing but what nbd_wants asks for is done: a wrong answer of it gets stuck.
 static inline void drive_poll(play *p)
 {
@@ -707,9 +825,12 @@ static inline void drive_poll(play *p)
         play_steps(p);
         wants = nbd_wants(&p->client);
         ready = wants & ((can_receive(p) ? NBD_WANT_READ : 0) | (p->accept ? NBD_WANT_WRITE : 0));
+        if (play_nagging) ready = NBD_WANT_READ | NBD_WANT_WRITE;
         if (ready || (wants & NBD_WANT_NOW)) {
             CHECK_EQUAL(nbd_poll(&p->client, ready), 0);
             CHECK(!p->more);
+        } else if (!p->moved && is_silent(p)) {
+            give_up(p);
         } else if (!p->moved) {
             stuck(p, wants);
         }
@@ -772,7 +893,9 @@ static inline void drive_own(play *p)
         }
         pull_events(p);
         idle = p->moved ? 0 : idle + 1;
-        if (idle > 1) stuck(p, nbd_wants(&p->client));
+        if (idle > 1 && is_silent(p)) give_up(p);
+        if (idle > 1 && !p->ended) stuck(p, nbd_wants(&p->client));
+        if (idle > PLAY_IDLE_TURNS) stuck(p, nbd_wants(&p->client));
     }
 }
 
@@ -828,6 +951,7 @@ static inline int is_boundary(const play *p, size_t place)
 
 static inline int cut_error(const play *p)
 {
+    if (p->mode.ended == PLAY_SILENCE) return NBD_ERR_ABANDONED;
     if (p->mode.ended != NBD_IO_EOF) return NBD_ERR_TRANSPORT;
     return is_boundary(p, p->mode.cut_at) ? NBD_ERR_CLOSED : NBD_ERR_TRUNCATED;
 }
@@ -908,6 +1032,7 @@ static inline void play_reset(play *p, const script *s, const mode *how)
 
     for (r = 0; p->script && r < p->script->request_count; r++)
         region_allow(p, r, PROT_NONE);
+    edge_open();
     memset(p, 0, offsetof(play, seen));
     p->seen.count = 0;
     p->script = s;
@@ -932,7 +1057,8 @@ static inline void play_once(play *p, const script *s, const mode *how)
     play_reset(p, s, how);
     if (!config.slot_count) config.slot_count = 4;
     config.slots = region_last(SCRIPT_REQUESTS + 1, config.slot_count * sizeof(nbd_slot));
-    config.buffer = region_last(SCRIPT_REQUESTS, how->buffer);
+    config.buffer = play_edge ? edge_buffer(how->buffer, config.slot_count)
+                              : region_last(SCRIPT_REQUESTS, how->buffer);
     config.buffer_size = how->buffer;
     config.contexts = p->contexts;
     if (!config.context_count) config.context_count = 8;
@@ -974,6 +1100,8 @@ static inline void check_judgement(const script *s)
 
         if (!is_wanted_end(rule)) check_fail(__FILE__, __LINE__, "the client broke \"%s\"", rule);
     }
+    judged_server = judge.count[CHECKER_SERVER];
+    judged_rule = judged_server ? judge.found[CHECKER_SERVER][0].rule : "none";
     checker_free(&judge);
 }
 

@@ -48,9 +48,10 @@ typedef struct step {
     int error;
     const unsigned char *bytes;
     size_t size;
-    size_t cookie_at; // 0: no cookie in these bytes
-    int farewell;     // WANT: after these bytes any end of stream is clean
-    nbd_event event;  // SEE: the members that the type names
+    size_t cookie_at;     // 0: no cookie in these bytes
+    uint64_t cookie_flip; // SEND: bits of the cookie that the server gets wrong
+    int farewell;         // WANT: after these bytes any end of stream is clean
+    nbd_event event;      // SEE: the members that the type names
 } step;
 
 typedef struct request {
