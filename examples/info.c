@@ -4,21 +4,29 @@
 //
 // It shows how to drive the options yourself (NBD_NEGOTIATE) in a loop of your own, and
 // how to walk through the extents of a metadata context.
-#define _POSIX_C_SOURCE 200112L
+#define _POSIX_C_SOURCE 200809L
 #define NBD_IMPLEMENTATION
 #include "nbd.h"
 #include <ctype.h>
+#include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
+#include <netdb.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define NAME_MAX_BYTES 4096
 #define KEPT_MAX 0x100000
 #define CONTEXTS_MAX 16
 #define TOTALS_MAX 1024
+#define BLOCK_MAX 65536 // the largest minimum block of the protocol
+#define PROBED 8192     // bytes that file(1) gets to see
 
 // Strings, each with its NUL, one behind the other.  A NUL inside, which no legal
 // string of the protocol has, ends it early.
@@ -34,9 +42,11 @@ typedef struct area {
 
 typedef struct inquiry {
     int json, list, size_only, totals, colour;
+    int probe;        // look at the content
     const char *map;  // NULL, or the metadata context to walk through
     const char *can;  // NULL, or the capability in question
-    const char *text; // the URI as given
+    char **command;   // of a server to be started, or NULL
+    const char *text; // the URI as given, or the command's name
     nbd_uri uri;
     char uri_memory[16384];
 
@@ -60,8 +70,10 @@ typedef struct inquiry {
 
     char name[NAME_MAX_BYTES + 1];
     char description[NAME_MAX_BYTES + 1];
-    char message[1024]; // why the server refused, made printable
-    const char *why;    // what there is to say besides nbd_strerror
+    unsigned char head[BLOCK_MAX]; // of the disk
+    char content[1024];            // what file(1) calls it, "" if nothing is known
+    char message[1024];            // why the server refused, made printable
+    const char *why;               // what there is to say besides nbd_strerror
 } inquiry;
 
 /// Text of the server, made harmless ///
@@ -341,6 +353,84 @@ static int run(inquiry *q)
     }
 }
 
+/// A server of our own ///
+
+static volatile sig_atomic_t server; // its process, 0: none
+
+// Neither a signal nor a closed pipe leaves the server behind.
+static void stop(int number)
+{
+    if (server > 0) kill((pid_t)server, SIGTERM);
+    signal(number, SIG_DFL);
+    raise(number);
+}
+
+// In the child, which inherits the listening socket as descriptor 3 ("socket activation").
+static void become_server(char **command, int listener)
+{
+    char pid[24];
+    snprintf(pid, sizeof pid, "%ld", (long)getpid());
+    setenv("LISTEN_PID", pid, 1);
+    setenv("LISTEN_FDS", "1", 1);
+    if (listener != 3) {
+        dup2(listener, 3);
+        close(listener);
+    }
+    execvp(command[0], command);
+    fprintf(stderr, "info: %s: %s\n", command[0], strerror(errno));
+    _exit(127);
+}
+
+// Dials before there is a server: the socket's name is then no longer needed, and nothing
+// is left in /tmp however this program ends.
+static int dial_listener(nbd_sync *sync, int listener)
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    nbd_address address = {.kind = NBD_ADDRESS_UNIX, .path = at.sun_path};
+    char directory[] = "/tmp/nbd-info-XXXXXX";
+    int error = NBD_ERR_SOCKET;
+    if (listener < 0 || !mkdtemp(directory)) {
+        sync->os_error = errno;
+        return error;
+    }
+    snprintf(at.sun_path, sizeof at.sun_path, "%s/socket", directory);
+    if (!bind(listener, (struct sockaddr *)&at, sizeof at) && !listen(listener, 1))
+        error = nbd_sync_dial(sync, &address);
+    else
+        sync->os_error = errno;
+    unlink(at.sun_path);
+    rmdir(directory);
+    return error;
+}
+
+static int start_server(nbd_sync *sync, char **command)
+{
+    static const int signals[] = {SIGHUP, SIGINT, SIGPIPE, SIGTERM};
+    int listener = socket(AF_UNIX, SOCK_STREAM, 0);
+    int error = dial_listener(sync, listener);
+    for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++)
+        if (signal(signals[i], stop) == SIG_IGN) signal(signals[i], SIG_IGN);
+    if (!error) server = fork();
+    if (!error && server < 0) {
+        sync->os_error = errno;
+        error = NBD_ERR_CONNECT;
+    }
+    if (!error && server == 0) become_server(command, listener);
+    if (listener >= 0) close(listener);
+    return error;
+}
+
+static void stop_server(void)
+{
+    pid_t pid = (pid_t)server;
+    server = 0; // its number may soon be another's
+    if (pid <= 0) return;
+    kill(pid, SIGTERM);
+    waitpid(pid, NULL, 0);
+}
+
+/// Options ///
+
 static int ask_option(inquiry *q, const nbd_option *option)
 {
     int error = nbd_negotiate(&q->client, option);
@@ -378,7 +468,17 @@ static int ask_protocol(inquiry *q)
     return is_unsupported(error) || is_refusal(error) ? 0 : error;
 }
 
-// Connects.  An oldstyle server is READY at once.
+static const char *reason(const nbd_sync *sync, int error)
+{
+    switch (error) {
+    case NBD_ERR_RESOLVE: return gai_strerror(sync->os_error);
+    case NBD_ERR_CONNECT:
+    case NBD_ERR_SOCKET: return strerror(sync->os_error);
+    default: return "";
+    }
+}
+
+// Connects.  An oldstyle server is READY at once.  A server of our own serves one session.
 static int open_session(inquiry *q)
 {
     nbd_config config = NBD_ZERO;
@@ -393,8 +493,10 @@ static int open_session(inquiry *q)
     q->ready = 0;
     q->message[0] = 0;
     error = nbd_init(&q->client, &config);
-    if (!error) error = nbd_sync_dial(&q->sync, &q->uri.address);
-    if (error == NBD_ERR_CONNECT) q->why = strerror(q->sync.os_error);
+    if (!error)
+        error = q->command ? start_server(&q->sync, q->command)
+                           : nbd_sync_dial(&q->sync, &q->uri.address);
+    if (error) q->why = reason(&q->sync, error);
     if (!error) error = nbd_connect(&q->client, &q->sync.io.transport);
     if (!error) error = run(q);
     return error || q->ready ? error : ask_protocol(q);
@@ -405,6 +507,7 @@ static void close_session(inquiry *q)
 {
     if (!nbd_disconnect(&q->client)) (void)nbd_poll(&q->client, NBD_WANT_WRITE);
     (void)nbd_sync_close(&q->sync); // only closes what was dialled
+    stop_server();                  // which may wait for that before it ends
 }
 
 static int ask_contexts(inquiry *q, const char *name)
@@ -437,7 +540,7 @@ static int enter_export(inquiry *q, const char *name)
 
 // Asks about one of many exports.  INFO leaves the session usable for the next one,
 // and a server may serve one session only.  But not all servers know INFO, and
-// nbd-server answers it with size 0.
+// nbd-server answers it with size 0; and INFO gives nothing to look at.
 static int ask_listed(inquiry *q, const char *name)
 {
     int error = 0;
@@ -446,10 +549,52 @@ static int ask_listed(inquiry *q, const char *name)
         error = open_session(q);
     }
     if (!error) error = ask_contexts(q, name);
-    if (!error) error = ask(q, NBD_OPTION_INFO, name);
-    if (is_unsupported(error) || (!error && nbd_negotiated(&q->client)->size == 0))
+    if (!error && !q->probe) error = ask(q, NBD_OPTION_INFO, name);
+    if (is_unsupported(error) || (!error && (q->probe || nbd_negotiated(&q->client)->size == 0)))
         error = enter_export(q, name);
     return error;
+}
+
+/// Content ///
+
+// Reads the first bytes, in whole blocks.  Returns how many there are, 0 if they cannot be
+// read: what the server says about itself is worth printing all the same.
+static size_t read_head(inquiry *q)
+{
+    const nbd_export *got = nbd_negotiated(&q->client);
+    uint32_t size = got->minimum_block > PROBED ? got->minimum_block : PROBED;
+    nbd_op op = {.command = NBD_READ, .buffer = q->head};
+    op.size = size < got->size ? size : got->size;
+    if (op.size == 0 || nbd_issue(&q->client, &op, NULL) || run(q)) return 0;
+    return op.size < PROBED ? (size_t)op.size : PROBED;
+}
+
+// file(1) reads the bytes as its standard input, which this program has no use for.
+static void ask_file(inquiry *q, FILE *bytes)
+{
+    FILE *answer;
+    if (dup2(fileno(bytes), STDIN_FILENO) < 0) return;
+    answer = popen("file -b - 2>/dev/null", "r");
+    if (!answer) return;
+    if (fgets(q->content, sizeof q->content, answer)) q->content[strcspn(q->content, "\n")] = 0;
+    if (pclose(answer)) q->content[0] = 0;
+}
+
+static void find_content(inquiry *q)
+{
+    size_t size;
+    FILE *bytes;
+    q->content[0] = 0;
+    if (!q->probe) return;
+    size = read_head(q);
+    if (size == 0 && nbd_negotiated(&q->client)->size > 0) return;
+    bytes = tmpfile();
+    if (!bytes) return;
+    if (fwrite(q->head, 1, size, bytes) == size && !fflush(bytes)) {
+        rewind(bytes);
+        ask_file(q, bytes);
+    }
+    fclose(bytes);
 }
 
 /// Capabilities ///
@@ -517,7 +662,12 @@ static int can(const inquiry *q, const char *word)
 
 /// Output ///
 
-static void show_uri(const inquiry *q, const char *name)
+static void show_key(const inquiry *q, const char *key)
+{
+    printf(q->json ? "\t\"%s\": " : "\t%s: ", key);
+}
+
+static void put_uri(const inquiry *q, const char *name)
 {
     const nbd_address *at = &q->uri.address;
     int is_tcp = at->kind == NBD_ADDRESS_TCP, is_vsock = at->kind == NBD_ADDRESS_VSOCK;
@@ -540,9 +690,20 @@ static void show_uri(const inquiry *q, const char *name)
     put_escaped(at->path, "/");
 }
 
-static void show_key(const inquiry *q, const char *key)
+static void show_text(const inquiry *q, const char *key, const char *text)
 {
-    printf(q->json ? "\t\"%s\": " : "\t%s: ", key);
+    if (!*text) return;
+    show_key(q, key);
+    put_text(stdout, text, q->json);
+    puts(q->json ? "," : "");
+}
+
+static void show_uri(const inquiry *q, const char *name)
+{
+    show_key(q, "uri");
+    printf("%s", q->json ? "\"" : "");
+    put_uri(q, name);
+    puts(q->json ? "\"," : "");
 }
 
 static void show_contexts(const inquiry *q)
@@ -606,16 +767,10 @@ static void show_export(inquiry *q, const char *name, const char *description)
         printf("export=");
     put_text(stdout, *q->name ? q->name : name, 1);
     puts(q->json ? "," : ":");
-    if (*description) {
-        show_key(q, "description");
-        put_text(stdout, description, q->json);
-        puts(q->json ? "," : "");
-    }
+    show_text(q, "description", description);
     if (!q->json) show_size(q, got->size);
-    show_key(q, "uri");
-    printf("%s", q->json ? "\"" : "");
-    show_uri(q, name);
-    puts(q->json ? "\"," : "");
+    show_text(q, "content", q->content);
+    if (!q->command) show_uri(q, name);
     paint(q, RESET "\033[22;90m");
     show_contexts(q);
     show_flags(q);
@@ -680,6 +835,7 @@ static int show_one(inquiry *q)
     if (q->size_only) {
         if (!error) printf("%" PRIu64 "\n", nbd_negotiated(&q->client)->size);
     } else if (!error || is_refusal(error)) {
+        if (!error) find_content(q);
         show_head(q);
         if (!error) show_export(q, name, q->description);
         show_foot(q);
@@ -700,10 +856,12 @@ static int show_all(inquiry *q)
         at += strlen(name) + 1 + strlen(description) + 1;
         q->name[0] = q->description[0] = 0;
         error = ask_listed(q, name);
-        if (!error)
-            show_export(q, name, *description ? description : q->description);
-        else
+        if (error) {
             failed = fail(q, name, error);
+            continue;
+        }
+        find_content(q);
+        show_export(q, name, *description ? description : q->description);
     }
     show_foot(q);
     return failed;
@@ -758,29 +916,12 @@ static int show_map(inquiry *q)
     return 0;
 }
 
-static int usage(FILE *file)
-{
-    fputs("Show what an NBD server says about itself and its exports:\n\n"
-          "    info [--json] URI\n"
-          "    info --size URI\n"
-          "    info --is read-only|rotational|tls URI\n"
-          "    info --can cache|connect|df|fast-zero|flush|fua|multi-conn|read|\n"
-          "               structured-reply|trim|write|zero URI\n"
-          "    info --map[=CONTEXT] [--totals] [--json] URI\n"
-          "    info -L|--list [--json] URI\n"
-          "    info --help\n"
-          "    info -V|--version\n\n"
-          "Output and exit codes are those of nbdinfo(1) with --no-content: what is on the\n"
-          "disk is not looked at.  --can and --is print nothing: 0 is yes, 2 is no, 1 is an\n"
-          "error.  TLS and starting a server are not supported.\n",
-          file);
-    return file == stderr;
-}
-
 static int inquire(inquiry *q)
 {
-    int error = nbd_uri_parse(&q->uri, q->text, q->uri_memory, sizeof q->uri_memory);
-    q->why = q->uri.detail;
+    int error =
+        q->command ? 0 : nbd_uri_parse(&q->uri, q->text, q->uri_memory, sizeof q->uri_memory);
+    q->why = q->uri.detail ? q->uri.detail : "";
+    if (q->command) q->uri.export_name = "";
     if (error) return fail(q, "", error);
     if (q->uri.unknown) fprintf(stderr, "info: %s: unknown parameter ignored\n", q->text);
     if (q->uri.config_flags & NBD_TLS_REQUIRE) {
@@ -796,48 +937,102 @@ static int inquire(inquiry *q)
     return error;
 }
 
+/// The command line ///
+
+static const char usage[] =
+    "info - what an NBD server says about itself and its exports\n"
+    "\n"
+    "usage: info [OPTIONS] [--] SERVER\n"
+    "       info --size | --map[=CONTEXT] | --can WORD | --is WORD [--] SERVER\n"
+    "       info -L|--list [OPTIONS] [--] SERVER\n"
+    "       info --help | -V|--version\n"
+    "\n"
+    "SERVER: an NBD URI, or [ COMMAND ARGUMENTS ... ], a server that is started and\n"
+    "stopped (nbdkit, qemu-nbd).\n"
+    "\n"
+    "  --can WORD       cache, connect, df, fast-zero, flush, fua, multi-conn, read,\n"
+    "                   structured-reply, trim, write or zero: can it?\n"
+    "  --color          colours (if standard output is a terminal); also colour\n"
+    "  --no-color       no colours\n"
+    "  --content        ask file(1) about the first bytes (without --list)\n"
+    "  --no-content     do not read the disk (with --list)\n"
+    "  --is WORD        read-only, rotational or tls: is it?\n"
+    "  --json           print JSON\n"
+    "  -L, --list       every export of the server\n"
+    "  --map[=CONTEXT]  the areas of a metadata context (base:allocation)\n"
+    "  --size           the size in bytes, nothing else\n"
+    "  --totals         with --map: the sum of each type of area\n"
+    "\n"
+    "--can and --is print nothing: status 0 is yes, 2 is no.  Errors are told on standard\n"
+    "error, with status 1.  In round brackets: what is done without the option.\n";
+
 static int version(void)
 {
-    return printf("info %d.%d.%d\n", NBD_VERSION_MAJOR, NBD_VERSION_MINOR, NBD_VERSION_PATCH) < 0;
+    return printf("info (nbd.h) %d.%d.%d\n", NBD_VERSION_MAJOR, NBD_VERSION_MINOR,
+                  NBD_VERSION_PATCH) < 0;
+}
+
+// 2 would be an answer.
+static int misuse(const char *what, const char *why)
+{
+    fprintf(stderr, "info: %s%s\nTry \"info --help\".\n", what, why);
+    return 1;
+}
+
+// One name is left, or a command in brackets.  Returns the exit status, or -1.
+static int take_server(inquiry *q, char **arguments, int count)
+{
+    int last = count - 1;
+    if (count < 1) return misuse("SERVER is needed", "");
+    q->text = arguments[0];
+    if (strcmp(q->text, "[") != 0)
+        return count > 1 ? misuse(arguments[1], ": one name too many") : -1;
+    if (last < 2 || strcmp(arguments[last], "]") != 0)
+        return misuse("[ COMMAND ... ]: the command or its end is missing", "");
+    arguments[last] = NULL; // execvp's end
+    q->command = arguments + 1;
+    q->text = *q->command;
+    return -1;
+}
+
+// Returns the exit status if the program is to end here, else -1.
+static int parse_options(inquiry *q, int argc, char **argv)
+{
+    int content = 0, no_content = 0, letter;
+    const struct option options[] = {
+        {"can", required_argument, NULL, 'c'},     {"color", no_argument, &q->colour, 1},
+        {"colour", no_argument, &q->colour, 1},    {"content", no_argument, &content, 1},
+        {"has", required_argument, NULL, 'c'},     {"have", required_argument, NULL, 'c'},
+        {"help", no_argument, NULL, 'h'},          {"is", required_argument, NULL, 'c'},
+        {"json", no_argument, &q->json, 1},        {"list", no_argument, NULL, 'L'},
+        {"map", optional_argument, NULL, 'm'},     {"no-color", no_argument, &q->colour, 0},
+        {"no-colour", no_argument, &q->colour, 0}, {"no-content", no_argument, &no_content, 1},
+        {"size", no_argument, &q->size_only, 1},   {"totals", no_argument, &q->totals, 1},
+        {"version", no_argument, NULL, 'V'},       {NULL, 0, NULL, 0}};
+    while ((letter = getopt_long(argc, argv, "LV", options, NULL)) != -1) {
+        switch (letter) {
+        case 0: break; // the flag is set
+        case 'c': q->can = optarg; break;
+        case 'h': return fputs(usage, stdout) < 0;
+        case 'L': q->list = 1; break;
+        case 'm': q->map = optarg ? optarg : "base:allocation"; break;
+        case 'V': return version();
+        default: return misuse("wrong option", ""); // getopt_long has said which
+        }
+    }
+    if (q->list + q->size_only + (q->map != NULL) + (q->can != NULL) > 1)
+        return misuse("--can, --is, --list, --map, --size", ": only one of them");
+    if (q->totals && !q->map) return misuse("--totals", ": only with --map");
+    if (content && no_content) return misuse("--content, --no-content", ": only one of them");
+    q->probe = q->list ? content : !no_content;
+    return take_server(q, argv + optind, argc - optind);
 }
 
 int main(int argc, char **argv)
 {
     static inquiry q;
-    static int ignored;
-    static const struct option options[] = {{"can", required_argument, NULL, 'c'},
-                                            {"color", no_argument, &q.colour, 1},
-                                            {"colour", no_argument, &q.colour, 1},
-                                            {"has", required_argument, NULL, 'c'},
-                                            {"have", required_argument, NULL, 'c'},
-                                            {"help", no_argument, NULL, 'h'},
-                                            {"is", required_argument, NULL, 'c'},
-                                            {"json", no_argument, &q.json, 1},
-                                            {"list", no_argument, NULL, 'L'},
-                                            {"map", optional_argument, NULL, 'm'},
-                                            {"no-color", no_argument, &q.colour, 0},
-                                            {"no-colour", no_argument, &q.colour, 0},
-                                            {"no-content", no_argument, &ignored, 1},
-                                            {"size", no_argument, &q.size_only, 1},
-                                            {"totals", no_argument, &q.totals, 1},
-                                            {"version", no_argument, NULL, 'V'},
-                                            {NULL, 0, NULL, 0}};
-    int letter;
+    int status;
     q.colour = isatty(STDOUT_FILENO);
-    while ((letter = getopt_long(argc, argv, "LV", options, NULL)) != -1) {
-        switch (letter) {
-        case 0: break;
-        case 'c': q.can = optarg; break;
-        case 'h': return usage(stdout);
-        case 'L': q.list = 1; break;
-        case 'm': q.map = optarg ? optarg : "base:allocation"; break;
-        case 'V': return version();
-        default: return usage(stderr);
-        }
-    }
-    if (optind != argc - 1 || q.list + q.size_only + (q.map != NULL) + (q.can != NULL) > 1 ||
-        (q.totals && !q.map))
-        return usage(stderr);
-    q.text = argv[optind];
-    return inquire(&q);
+    status = parse_options(&q, argc, argv);
+    return status < 0 ? inquire(&q) : status;
 }

@@ -3,7 +3,7 @@
 # examples/info prints what nbdinfo prints, and exits as it does.
 #
 # Different on purpose, so not compared or compared with what is written here:
-#   - The content of the disk is not looked at: nbdinfo is asked with --no-content.
+#   - The content is found on servers too that serve only blocks larger than 8 KiB.
 #   - A last extent that reaches behind the export is cut at its end.  nbdinfo prints it as
 #     the server sent it, and totals above 100 %.
 #   - Areas are printed as they are found, so that a long map needs no memory.  nbdinfo
@@ -13,8 +13,9 @@
 #   - Text of the server is escaped.
 #   - What is known is shown.  Of nbd-server nbdinfo shows the size 0, since that is its
 #     answer to INFO, and of a server without INFO no contexts.
+#   - JSON is whole if the server refuses the export: its list is empty, not missing.
 #   - What is said on stderr, --help and --version.
-#   - TLS, [ COMMAND ] in place of a URI: neither is supported, and both exit with 1.
+#   - TLS needs a library of its own: nbds URIs exit with 1.
 # shellcheck disable=SC2016
 . tests/lib.sh
 . tests/servers.sh
@@ -37,24 +38,31 @@ both() {
     their_status=$?
 }
 
+# A list of arguments with a server to be started is long, so it is cut in what is printed.
+brief() {
+    local all="$*"
+    echo "${all:0:60}"
+}
+
 # equal STATUSES ARGUMENTS...: same output and exit status, and it is one of these.
 equal() {
     local statuses=$1
     shift
     both "$@"
     if [ $our_status != $their_status ]; then
-        echo "error: $* exits with $our_status, not $their_status: $(head -n 1 "$tmp/ours.err")"
+        echo "error: $(brief "$@") exits with $our_status, not $their_status:" \
+            "$(head -n 1 "$tmp/ours.err")"
         return 1
     fi
     case " $statuses " in
     *" $our_status "*) ;;
     *)
-        echo "error: $* exits with $our_status: $(head -n 1 "$tmp/ours.err")"
+        echo "error: $(brief "$@") exits with $our_status: $(head -n 1 "$tmp/ours.err")"
         return 1
         ;;
     esac
     cmp "$tmp/ours" "$tmp/theirs" && return 0
-    echo "error: $* differs: $(diff "$tmp/ours" "$tmp/theirs" | sed -n 2p)"
+    echo "error: $(brief "$@") differs: $(diff "$tmp/ours" "$tmp/theirs" | sed -n 2p)"
     return 1
 }
 
@@ -107,8 +115,8 @@ answers() {
 says() {
     local form
     answers "$1"
-    for form in '' --json --color; do
-        check "$1: --no-content $form" equal 0 --no-content ${form:+"$form"} "$uri"
+    for form in '' --json --color --no-content; do
+        check "$1: $form" equal 0 ${form:+"$form"} "$uri"
     done
 }
 
@@ -172,6 +180,19 @@ nbdkit_words() {
     stop
 }
 
+# says_why TEXT ARGUMENTS...: status 1, nothing on stdout, and one line with TEXT.
+says_why() {
+    local text=$1
+    shift
+    timeout 60 $info "$@" >"$tmp/ours" 2>"$tmp/ours.err"
+    [ $? = 1 ] && ! [ -s "$tmp/ours" ] && grep -q "^info: .*$text" "$tmp/ours.err"
+}
+
+output_is_full() {
+    timeout 60 $info "$uri" >/dev/full 2>"$tmp/ours.err"
+    [ $? = 1 ] && grep -q '^info: standard output: ' "$tmp/ours.err"
+}
+
 questions() {
     local nowhere="nbd+unix:///?socket=$tmp/none"
     check 'questions: server starts' serve_nbdkit memory 1M
@@ -185,6 +206,11 @@ questions() {
     check '--map with --list' equal 1 --map --list "$uri"
     check '--can with --size' equal 1 --can read --size "$uri"
     check '--totals without --map' equal 1 --totals "$uri"
+    check '--content with --no-content' equal 1 --content --no-content "$uri"
+    check 'two names' equal 1 "$uri" "$uri"
+    check 'TLS is not there: status 1, and said so' says_why 'no TLS' "nbds+unix:///?socket=$socket"
+    check 'no URI: status 1, and said so' says_why 'not a valid NBD URI' 'nbd:nothing'
+    check 'standard output is full' output_is_full
     check 'an option that does not exist' equal 1 --bogus "$uri"
     check 'no URI' equal 1 --map
     check 'options behind the URI' equal 0 "$uri" --size
@@ -200,6 +226,7 @@ export_names() {
     check 'nbdkit file dir=: starts' serve_nbdkit file dir="$tmp/exports"
     lists 'nbdkit file dir=' 0
     check 'nbdkit file dir=, name unknown: --can connect' equal 1 --can connect "$uri"
+    check 'nbdkit file dir=, name unknown: no option' equal 1 "$uri"
     uri="nbd+unix:///two%20words?socket=$socket"
     says 'nbdkit file dir=, one of two'
     maps 'nbdkit file dir=, one of two' 1
@@ -264,6 +291,158 @@ our_server() {
     check 'our server --no-go: starts' start build/tests/server -U "$socket" --size 1M --no-go
     answers 'our server --no-go'
     stop
+}
+
+# Files that file(1) knows, and one that it does not.
+make_files() (
+    mkdir "$tmp/files" && cd "$tmp/files" &&
+        cp /bin/sh elf && gzip -c <elf >compressed && printf 'text \303\244\n' >text &&
+        printf '%510s\125\252' '' >mbr && : >empty && truncate -s 1M zeroes &&
+        head -c 9000 /dev/urandom >random && printf '<?xml version="1.0"?>' >'x"m\l'
+)
+
+# known TEXT [ARGUMENTS...]: the content is TEXT; by itself, since nbdinfo does not see it.
+known() {
+    local text=$1
+    shift
+    timeout 60 $info "$@" "$uri" >"$tmp/ours" && grep -q "^	content: $text" "$tmp/ours"
+}
+
+# harmless ARGUMENTS...: what file(1) says is printed without its escape sequences.
+harmless() {
+    mkdir -p "$tmp/bin"
+    printf '#!/bin/sh\nprintf "a \\033[2J\\" b\\n"\n' >"$tmp/bin/file"
+    chmod +x "$tmp/bin/file"
+    PATH=$tmp/bin:$PATH timeout 60 $info "$@" "$uri" >"$tmp/ours" || return 1
+    grep -q 'content.*a \\u001b\[2J.*b' "$tmp/ours" && ! grep -q $'\033' "$tmp/ours"
+}
+
+# A file(1) that fails is not believed.
+what_fails() {
+    printf '#!/bin/sh\necho nonsense\nexit 1\n' >"$tmp/bin/file"
+    PATH=$tmp/bin:$PATH timeout 60 $info "$uri" >"$tmp/ours" && ! grep content "$tmp/ours"
+}
+
+without_file() {
+    timeout 60 $info --no-content "$uri" >"$tmp/theirs" &&
+        env PATH="$tmp/nothing" $info "$uri" >"$tmp/ours" && cmp "$tmp/ours" "$tmp/theirs"
+}
+
+content() {
+    local form name
+    check 'content: files made' make_files
+    check 'content, nbdkit file dir=: starts' serve_nbdkit file dir="$tmp/files"
+    for form in --content --no-content '--content --json' '--content --color'; do
+        # shellcheck disable=SC2086
+        check "content of many exports: --list $form" equal 0 --list $form "$uri"
+    done
+    for name in elf text empty; do
+        uri="nbd+unix:///$name?socket=$socket"
+        check "content of $name" equal 0 "$uri"
+    done
+    uri="nbd+unix:///elf?socket=$socket"
+    check 'content is known' known ELF
+    check 'content is made harmless' harmless
+    check 'content is made harmless in JSON' harmless --json
+    check 'content is left out if file(1) fails' what_fails
+    check 'content is left out without file(1)' without_file
+    check 'content that cannot be read: starts' serve_nbdkit --filter=error memory 1M \
+        error-pread-rate=100%
+    says 'content that cannot be read'
+    check 'content, blocks of 64 KiB: starts' serve_nbdkit --filter=blocksize-policy memory 1M \
+        blocksize-error-policy=error blocksize-minimum=64K blocksize-preferred=64K \
+        blocksize-maximum=1M
+    check 'content, blocks of 64 KiB: known' known data
+    stop
+}
+
+# started NAME COMMAND...: every form, for a server that the programs start themselves.
+started() {
+    local name=$1 form
+    shift
+    for form in '' --json --color --no-content --size '--size --json' --map '--map --json' \
+        '--map --totals' --list '--list --content' '--can connect' '--can write' \
+        '--is read-only' '--is tls'; do
+        # shellcheck disable=SC2086
+        check "[ $name ]: $form" equal '0 2' $form -- [ "$@" ]
+    done
+}
+
+# ended PID: a process of nobody that has ended may stay as a zombie.
+ended() {
+    local deadline=$((SECONDS + 60))
+    while grep -q '^State:.[^Z]' "/proc/$1/status" 2>/dev/null; do
+        if [ $SECONDS -gt $deadline ]; then
+            kill "$1"
+            return 1
+        fi
+    done
+}
+
+leaves_no_server() {
+    rm -f "$tmp/started"
+    timeout 60 $info -- [ sh -c "echo \$\$ >$tmp/started; exec nbdkit -f memory 1M" ] &&
+        ! kill -0 "$(cat "$tmp/started")"
+}
+
+# The server never says anything, and would stay for ever.
+signal_ends_the_server() {
+    local pid
+    rm -f "$tmp/started"
+    mkfifo "$tmp/started" "$tmp/never"
+    $info -- [ sh -c "echo \$\$ >$tmp/started; read -r line <$tmp/never" ] &
+    read -r pid <"$tmp/started"
+    kill -TERM $!
+    wait $!
+    [ $? = 143 ] && ended "$pid"
+}
+
+subprocesses() {
+    started 'nbdkit memory' nbdkit memory 1M
+    started 'nbdkit data' nbdkit data data='1 @0x10000 2' size=1000003
+    started 'nbdkit sparse-random' nbdkit -r sparse-random 64M seed=1
+    started 'nbdkit sh -c' sh -c 'exec nbdkit -f null 5G'
+    check '[ nbdkit ] short options need --' equal 1 [ nbdkit -r memory 1M ]
+    check '[ nbdkit ] without --' equal 0 [ nbdkit memory 1M ]
+    check '[ nbdkit ] with options behind' equal 0 [ nbdkit memory 1M ] --size
+    check '[ nbdkit ] with the unknown context' equal 1 --map=foo:bar [ nbdkit memory 1M ]
+    check '[ no such command ]' equal 1 [ /no/such/command ]
+    check '[ a command that ends ]' equal 1 [ true ]
+    check '[ a command without its end' equal 1 [ nbdkit memory 1M
+    check '[ ]' equal 1 [ ]
+    check '[ command ] and a name' equal 1 [ nbdkit memory 1M ] name
+    check '[ a server that dies ]' equal 1 --map -- [ nbdkit eval get_size='echo 1M' \
+        can_extents='exit 0' pread='exit 0' extents='kill -9 $PPID' ]
+    check '[ command ] leaves no server' leaves_no_server
+    check '[ command ]: a signal ends the server too' signal_ends_the_server
+}
+
+qemu_subprocesses() {
+    local map
+    started 'qemu-nbd raw' qemu-nbd -r -f raw "$tmp/base"
+    started 'qemu-nbd qcow2' qemu-nbd -r -A -B changes -f qcow2 "$tmp/top"
+    for map in qemu:allocation-depth qemu:dirty-bitmap:changes; do
+        check "[ qemu-nbd qcow2 ]: --map=$map" equal 0 "--map=$map" -- [ qemu-nbd -r -A -B changes \
+            -f qcow2 "$tmp/top" ]
+    done
+}
+
+# Every option of nbdinfo(1) stands in the help.
+helps() {
+    local option
+    timeout 60 $info --help >"$tmp/ours" || return 1
+    for option in --can --color --no-color --content --no-content --help --is --json -L --list \
+        --map --totals --size -V --version '\[ COMMAND'; do
+        grep -q -e "$option" "$tmp/ours" || {
+            echo "error: no $option in --help"
+            return 1
+        }
+    done
+}
+
+tells_version() {
+    [ "$($info --version)" = "$($info -V)" ] &&
+        [[ $($info -V) =~ ^info\ \(nbd.h\)\ [0-9]+\.[0-9]+\.[0-9]+$ ]]
 }
 
 ext4_image() {
@@ -407,6 +586,8 @@ maps_kinds() {
     check 'too many types: the totals fail' fails --map --totals
 }
 
+check '--help names every option' helps
+check '--version and -V tell the version' tells_version
 if ! has nbdinfo; then
     skip 'info against nbdinfo' 'nbdinfo is not installed'
     exit
@@ -417,12 +598,19 @@ if has nbdkit; then
     nbdkit_words
     questions
     export_names
+    subprocesses
+    if has file; then
+        content
+    else
+        skip 'content' 'file is not installed'
+    fi
 else
     skip 'nbdkit' 'nbdkit is not installed'
 fi
 if has qemu-nbd && has qemu-img && has qemu-io; then
     qemu_export
     qemu_contexts
+    qemu_subprocesses
 else
     skip 'qemu-nbd' 'qemu-nbd, qemu-img or qemu-io is not installed'
 fi

@@ -1,5 +1,5 @@
 #!/bin/bash
-# limit: 900
+# limit: 1800
 # The loops that people copy: each is short, builds with the command that stands in its first
 # comment, copies an image byte by byte, also under ASan, and never passes over an error.
 . tests/lib.sh
@@ -66,6 +66,16 @@ short() {
     [ "$(wc -l <"examples/$1.c")" -le 150 ]
 }
 
+# Each NBD_NO_INIT in the code has the word "safe" in a comment beside it, or above.
+says_why_it_is_safe() {
+    awk '
+        { comment = index($0, "//") ? substr($0, index($0, "//")) : "" }
+        $0 ~ /^[^\/]*NBD_NO_INIT/ { n++; if ((comment above) !~ /safe/) missing = 1 }
+        { above = comment ? comment : above != "" && $0 ~ /NBD_NO_INIT/ ? above : "" }
+        END { exit n == 0 || missing }
+    ' "examples/$1.c"
+}
+
 # copies NAME ARGUMENTS...: within a minute.
 copies() {
     timeout 60 "$tmp/$1" "${@:2}"
@@ -118,16 +128,40 @@ errors() {
     refuse "$1: no target is an error" 'at offset 0: cannot connect' copies "$2" "$source_uri" "$uri"
 }
 
+# One request of ten fails, on either side.
+some_errors() {
+    check "$1: source with some errors starts" \
+        serve_image --filter=error memory 4M error-pread=EIO error-pread-rate=10%
+    check "$1: target for it starts" serve_target 4194304
+    refuse "$1: one failed read of ten ends it" 'read at offset [0-9]*: input/output error' \
+        copies "$2" -s 4096 "$source_uri" "$uri"
+    check "$1: source for it starts" serve_image memory 4M
+    check "$1: target with some errors starts" start nbdkit -f -U "$socket" --filter=error \
+        memory 4M error-pwrite=ENOSPC error-pwrite-rate=10%
+    refuse "$1: one failed write of ten ends it" 'write at offset [0-9]*: no space left' \
+        copies "$2" -s 4096 "$source_uri" "$uri"
+}
+
 # A server that dies as soon as the block at 2 MiB is asked for.
 serve_dying() {
     start_source nbdkit -f -U "$source_socket" eval get_size='echo 4194304' \
         pread="[ \$4 -lt 2097152 ] || kill -9 \$PPID; head -c \$3 /dev/zero"
 }
 
+# The same for a target; what was written before reads as zeroes.
+target_dying() {
+    start nbdkit -f -U "$socket" eval get_size='echo 4194304' can_write='exit 0' \
+        pread="head -c \$3 /dev/zero" pwrite="[ \$4 -lt 2097152 ] || kill -9 \$PPID; cat >/dev/null"
+}
+
 death() {
     check "$1: source that dies starts" serve_dying
     check "$1: target for it starts" serve_target 4194304
-    refuse "$1: a server that dies ends it and names the offset" 'read at offset [1-9]' \
+    refuse "$1: a server that dies ends it and names the offset" 'read at offset [0-9]' \
+        copies "$2" -s 1048576 "$source_uri" "$uri"
+    check "$1: source that lives starts" serve_image memory 4M
+    check "$1: target that dies starts" target_dying
+    refuse "$1: a target that dies ends it and names the offset" '\(read\|write\) at offset [0-9]' \
         copies "$2" -s 1048576 "$source_uri" "$uri"
 }
 
@@ -158,31 +192,63 @@ depths() {
     refuse "$1: more requests than it has are refused" usage copies "$2" -r 65 "$source_uri" "$uri"
 }
 
-# has_header NAME: whether the library that this example is for is there.
-has_header() {
-    [ "$1" != libev_copy ] || echo '#include <ev.h>' | $CC -E - >/dev/null 2>&1
+# A target that forgets: every write succeeds, and reads give zeroes.
+forgetful_target() {
+    check "$1: source for a target that forgets starts" serve_image pattern 4M
+    check "$1: target that forgets starts" start nbdkit -f -U "$socket" null 4M
+    refuse "$1: what does not read back as it was written is an error" 'verify at offset [0-9]*: not' \
+        copies "$2" "$source_uri" "$uri"
+}
+
+# No two threads meet in memory without the mutex.
+no_race() {
+    if ! has clang || ! echo 'int main(void) { return 0; }' |
+        clang -fsanitize=thread -x c -o "$tmp/none" - >/dev/null 2>&1; then
+        skip "$1: no data race" 'clang cannot build for ThreadSanitizer'
+        return
+    fi
+    CC=clang check "$1: builds with TSan" build "$1" -g -O1 -fsanitize=thread
+    server_to_server "$1, TSan" "$1" -t 3 -s 1048576
+}
+
+# has_library NAME: whether the library that this example is for is there, and the kernel
+# lets it work.
+has_library() {
+    case "$1" in
+    libev_copy) echo '#include <ev.h>' | $CC -E - ;;
+    uring_copy)
+        printf '%s\n' '#include <liburing.h>' 'static struct io_uring ring;' \
+            'int main(void) { return io_uring_queue_init(4, &ring, 0) != 0; }' |
+            $CC -D_GNU_SOURCE -x c -o "$tmp/has_uring" - -luring && "$tmp/has_uring"
+        ;;
+    esac >/dev/null 2>&1
 }
 
 one_example() {
     local name=$1
-    if ! has_header "$name"; then
-        skip "$name" 'ev.h is not installed'
+    if ! has_library "$name"; then
+        skip "$name" 'its library is not installed, or the kernel refuses it'
         return
     fi
     check "$name: has at most 150 lines" short "$name"
+    check "$name: says why NBD_NO_INIT is safe there" says_why_it_is_safe "$name"
     # shellcheck disable=SC2086
     check "$name: builds with its own command, without a warning" build "$name" $WARN
     server_to_server "$name" "$name"
     errors "$name" "$name"
+    some_errors "$name" "$name"
     death "$name" "$name"
     too_small "$name" "$name"
     [ "$name" != simple_copy ] || files "$name" "$name"
     [ "$name" = simple_copy ] || depths "$name" "$name"
+    [ "$name" != threads ] || forgetful_target "$name" "$name"
     check "$name: builds with ASan and UBSan" \
         build "$name" -g -fsanitize=address,undefined -fno-sanitize-recover=all
     server_to_server "$name, ASan" "$name"
     odd_sizes "$name, ASan" "$name"
     errors "$name, ASan" "$name"
+    death "$name, ASan" "$name"
+    [ "$name" != threads ] || no_race "$name"
 }
 
 for program in nbdkit qemu-nbd mke2fs; do
@@ -193,6 +259,6 @@ for program in nbdkit qemu-nbd mke2fs; do
 done
 truncate -s 64M "$image"
 check 'image: made' mke2fs -q -t ext4 -d examples "$image"
-for example in simple_copy poll_copy libev_copy; do
+for example in simple_copy poll_copy libev_copy epoll_copy uring_copy threads; do
     one_example $example
 done

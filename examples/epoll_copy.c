@@ -1,0 +1,150 @@
+// epoll_copy.c - copies a disk from server to server, one thread, edge-triggered epoll(7)
+//
+//     gcc -std=c99 -O2 -I. examples/epoll_copy.c -o epoll_copy
+//     ./epoll_copy [-r REQUESTS] [-s REQUEST-SIZE] SOURCE-URI TARGET-URI
+#define _POSIX_C_SOURCE 200809L
+#define NBD_IMPLEMENTATION
+#include "nbd.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#define REQUESTS_MAX 64
+
+typedef struct side {
+    const char *name;
+    nbd_sync sync;           // dials, flushes and closes; the copy itself never blocks in it
+    unsigned ready, hung_up; // what epoll said: till the next nbd_poll, and for good
+    nbd_client client;
+    nbd_slot slots[REQUESTS_MAX];
+    char text[4096];
+    unsigned char buffer[NBD_BUFFER_GOOD];
+} side;
+static side source, target;
+
+static struct request {
+    nbd_op read, write; // the end of a read starts its write, that the next read
+} requests[REQUESTS_MAX];
+static uint64_t size, request_size = 256 * 1024, started, copied;
+static int issued; // 1: something waits to be sent
+
+static void die(const side *s, uint64_t offset, const char *why)
+{
+    fprintf(stderr, "epoll_copy: %s: %s at offset %" PRIu64 ": %s %s\n", s->name,
+            s == &source ? "read" : "write", offset, why, s->sync.message);
+    exit(1);
+}
+
+static void issue(side *s, const nbd_op *op)
+{
+    int error = nbd_issue(&s->client, op, NULL);
+    if (error) die(s, op->offset, nbd_strerror(error));
+    issued = 1;
+}
+
+static void start_read(struct request *r)
+{
+    uint64_t part = request_size < size - started ? request_size : size - started;
+    r->read.offset = r->write.offset = started;
+    r->read.size = r->write.size = part;
+    started += part;
+    if (part > 0) issue(&source, &r->read);
+}
+
+static void move(side *s)
+{
+    nbd_event event;
+    nbd_poll(&s->client, s->ready | s->hung_up);
+    s->ready = 0;
+    while (nbd_next(&s->client, &event)) {
+        if (event.type == NBD_EVENT_TEXT) // why a request fails
+            nbd_escape(s->sync.message, sizeof s->sync.message, event.text, event.text_size);
+        if (event.type == NBD_EVENT_CLOSED) die(s, copied, nbd_strerror(event.error));
+        if (event.type != NBD_EVENT_DONE) continue;
+        if (event.error) die(s, event.error_offset, nbd_strerror(event.error));
+        copied += s == &target ? event.size : 0;
+        if (s == &source)
+            issue(&target, &((struct request *)event.user)->write);
+        else
+            start_read(event.user);
+    }
+}
+
+// Edges are enough: the client remembers which ways are blocked, and tries all others.
+static void turn(int epoll)
+{
+    struct epoll_event events[2];
+    int n = epoll_wait(epoll, events, 2, source.hung_up | target.hung_up ? 0 : -1);
+    if (n < 0 && errno != EINTR) die(&source, copied, strerror(errno));
+    for (int i = 0; i < n; i++) {
+        side *s = events[i].data.ptr;
+        uint32_t seen = events[i].events;
+        if (seen & ~(uint32_t)(EPOLLIN | EPOLLOUT)) s->hung_up = NBD_WANT_READ | NBD_WANT_WRITE;
+        s->ready |= seen & EPOLLIN ? NBD_WANT_READ : 0;
+        s->ready |= seen & EPOLLOUT ? NBD_WANT_WRITE : 0;
+    }
+    do {
+        issued = 0;
+        move(&target);
+        move(&source);
+    } while (issued || (nbd_wants(&source.client) | nbd_wants(&target.client)) & NBD_WANT_NOW);
+}
+
+static void open_side(side *s, const char *name, int epoll)
+{
+    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET};
+    nbd_uri uri;
+    int error = nbd_uri_parse(&uri, name, s->text, sizeof s->text);
+    nbd_config config = {.slots = s->slots, .slot_count = REQUESTS_MAX, .flags = uri.config_flags};
+    s->name = name;
+    config.buffer = s->buffer;
+    config.buffer_size = sizeof s->buffer;
+    config.export_name = uri.export_name;
+    s->sync = (nbd_sync){.client = &s->client, .timeout_ms = 60000};
+    if (!error) error = nbd_init(&s->client, &config);
+    if (!error) error = nbd_sync_open(&s->sync, &uri.address);
+    if (error) die(s, 0, nbd_strerror(error));
+    event.data.ptr = s;
+    if (epoll_ctl(epoll, EPOLL_CTL_ADD, s->sync.io.socket, &event)) die(s, 0, strerror(errno));
+}
+
+static void close_side(side *s)
+{
+    int error = nbd_allows(&s->client, NBD_FLUSH, 0) ? nbd_sync_flush(&s->sync) : 0;
+    if (!error) error = nbd_sync_close(&s->sync);
+    if (error) die(s, size, nbd_strerror(error));
+}
+
+int main(int argc, char **argv)
+{
+    uint64_t count = 16;
+    int epoll = epoll_create1(EPOLL_CLOEXEC);
+    for (int option; (option = getopt(argc, argv, "r:s:")) != -1;)
+        *(option == 'r' ? &count : &request_size) = option == '?' ? 0 : strtoull(optarg, NULL, 0);
+    if (argc - optind != 2 || !count || count > REQUESTS_MAX || !request_size)
+        return fputs("usage: epoll_copy [-r 1-64] [-s SIZE] SOURCE-URI TARGET-URI\n", stderr), 2;
+    if (epoll < 0) return perror("epoll_copy"), 1;
+    open_side(&source, argv[optind], epoll);
+    open_side(&target, argv[optind + 1], epoll);
+    size = nbd_negotiated(&source.client)->size;
+    if (nbd_negotiated(&target.client)->size < size) die(&target, 0, "smaller than the source");
+    request_size = nbd_fit(&source.client, NBD_READ, request_size);
+    request_size = nbd_fit(&target.client, NBD_WRITE, request_size);
+    for (struct request *r = requests; r < requests + count; r++) {
+        void *memory = malloc((size_t)request_size);
+        if (!memory) die(&source, 0, "no memory");
+        // NBD_NO_INIT is safe here: only a read that succeeded is written anywhere.
+        r->read = (nbd_op){.command = NBD_READ, .flags = NBD_NO_INIT, .buffer = memory, .user = r};
+        r->write = (nbd_op){.command = NBD_WRITE, .data = memory, .user = r};
+        start_read(r);
+    }
+    while (copied < size)
+        turn(epoll);
+    close_side(&source);
+    close_side(&target);
+    return 0;
+}
