@@ -782,6 +782,9 @@ NBD_API int nbd_starttls(nbd_client *client, const nbd_transport *transport);
 // Both directions are independent.  What is on offer stays valid and unmoved
 // until it is acknowledged; nbd_next may be called in between.  No piece is empty.
 // (io_uring wants a blocking socket: clear O_NONBLOCK on one that was dialled.)
+// A client that a transport has connected (nbd_sync_open) may go on in this way.  Once
+// nbd_outgoing has nothing left behind NBD_CMD_DISC, shut the stream down for sending:
+// nbd_poll is not there to call the transport's finish, and nbd_wants waits for it.
 
 // What to send next: fills at most `count` (1 or more) pieces, returns how many,
 // 0 for nothing to send.  *flags gets NBD_SEND_MORE or 0.  Asked again before
