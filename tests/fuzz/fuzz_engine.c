@@ -466,8 +466,8 @@ static void answer_request(void)
     case 12:
     case 13:
     case 14: send_in_order(r, n); break;
-    case 15:                                   // a cookie that is not in flight any more
-        if (request_of(server.last_id)) break; // nbd_init starts the numbers anew
+    case 15: // a cookie that is not in flight, nor will be: nbd_init starts the numbers anew
+        if (request_of(server.last_id) || server.last_id >> 16 > client->serial) break;
         ghost = *r;
         ghost.id = server.last_id;
         chunk(&ghost, 1, 0, 0);
