@@ -26,8 +26,9 @@ VERSION := $(shell sed -n 's/^.define NBD_VERSION_M[AI][JN]OR \(.*\)/\1./p; \
 # An example of a library that is not installed is left out.
 EV := $(shell echo '\#include <ev.h>' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo yes)
 URING := $(shell echo '\#include <liburing.h>' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo yes)
-EXAMPLES := $(patsubst examples/%.c,build/examples/%,$(filter-out \
-    $(if $(EV),,examples/libev_copy.c) $(if $(URING),,examples/uring_copy.c),$(wildcard examples/*.c)))
+LEFT_OUT := $(if $(EV),,examples/libev_copy.c) $(if $(URING),,examples/uring_copy.c)
+EXAMPLES := $(patsubst examples/%.c,build/examples/%,$(filter-out $(LEFT_OUT), \
+    $(wildcard examples/*.c)))
 PROGRAMS := $(patsubst tests/%.c,build/tests/%,$(wildcard tests/test_*.c)) \
     $(patsubst tests/hostile/%.c,build/tests/hostile_%,$(wildcard tests/hostile/*.c))
 SERVER := build/tests/server
@@ -36,10 +37,12 @@ SOURCES := nbd.h $(wildcard examples/*.[ch] tests/*.[ch] tests/compile/*.[ch] te
     tests/hostile/*.[ch] bench/*.[ch])
 
 # Debian packages for the tests that use other people's programs.
-PACKAGES := afl++ clang clang-format clang-tidy cppcheck debootstrap e2fsprogs file g++ \
-    gcc-12-multilib gcc-arm-none-eabi git libc6-dev-i386 libclang-rt-14-dev libnbd-bin libnbd-dev libnewlib-arm-none-eabi \
-    libev-dev liburing-dev linux-libc-dev musl-tools nbd-server nbdkit pkg-config python3 qemu-user \
-    clang-19 libclang-rt-19-dev llvm-19 python3-clang-14 qemu-utils shellcheck tcc tshark gnuplot-nox strace valgrind
+PACKAGES := afl++ clang clang-19 clang-format clang-tidy cppcheck debootstrap e2fsprogs file g++ \
+    gcc-12-multilib gcc-arm-none-eabi git gnuplot-nox libc6-dev-i386 libclang-rt-14-dev \
+    libclang-rt-19-dev libev-dev libnbd-bin libnbd-dev libnewlib-arm-none-eabi liburing- \
+    dev linux-libc-dev llvm-19 musl-tools nbd-server nbdkit nbdkit-plugin-python pkg- \
+    config python3 python3-clang-14 qemu-user qemu-utils shellcheck strace tcc tshark \
+    valgrind
 
 .DELETE_ON_ERROR:
 .PHONY: all tests demo check deps size bench bench-quick bench-programs bench-extents \

@@ -1183,10 +1183,10 @@ extern "C" {
 //
 // REQUESTS.  A slot is free (id 0), or between `first` and the end of the send queue
 // (not all of it has gone out), or sent and waiting, or in the `done` list (replied
-// before its last byte was acknowledged).  `unsent` is the first of the queue without an encoded header.  A
-// reply matches from the moment the whole header has been offered, since the
-// receive completion may be seen first; the request finishes when the last byte
-// is acknowledged too.  nbd_next alone frees a slot.
+// before its last byte was acknowledged).  `unsent` is the first of the queue without an
+// encoded header.  A reply matches from the moment the whole header has been offered,
+// since the receive completion may be seen first; the request finishes when the last
+// byte is acknowledged too.  nbd_next alone frees a slot.
 //
 // OPTIONS.  An option is a sequence of pieces: small encoded ones (header, lengths) in
 // the header area, strings where the caller keeps them.  Piece 0 is the client
