@@ -39,9 +39,9 @@ SOURCES := nbd.h $(wildcard examples/*.[ch] tests/*.[ch] tests/compile/*.[ch] te
 # Debian packages for the tests that use other people's programs.
 PACKAGES := afl++ clang clang-19 clang-format clang-tidy cppcheck debootstrap e2fsprogs file g++ \
     gcc-12-multilib gcc-arm-none-eabi git gnuplot-nox libc6-dev-i386 libclang-rt-14-dev \
-    libclang-rt-19-dev libev-dev libnbd-bin libnbd-dev libnewlib-arm-none-eabi liburing- \
-    dev linux-libc-dev llvm-19 musl-tools nbd-server nbdkit nbdkit-plugin-python pkg- \
-    config python3 python3-clang-14 qemu-user qemu-utils shellcheck strace tcc tshark \
+    libclang-rt-19-dev libev-dev libnbd-bin libnbd-dev libnewlib-arm-none-eabi \
+    liburing-dev linux-libc-dev llvm-19 musl-tools nbd-server nbdkit nbdkit-plugin-python \
+    pkg-config python3 python3-clang-14 qemu-user qemu-utils shellcheck strace tcc tshark \
     valgrind
 
 .DELETE_ON_ERROR:
