@@ -950,7 +950,7 @@ static void paths_and_abstract_names_are_dialled(void)
         CHECK_EQUAL(os.protocol, 0);
         CHECK_EQUAL(os.count[SETSOCKOPT], 1);
         CHECK_EQUAL(os.set_name, SO_SNDBUF);
-        CHECK_EQUAL(os.set_value, 1 << 20);
+        CHECK_EQUAL(os.set_value, NBD_SEND_BUFFER);
         other_end_hears_the_socket();
         nothing_is_left_open(2);
         nbd_socket_close(dial.socket);
