@@ -11,7 +11,9 @@ cd "$(dirname "$0")/.." || exit 1
 CLANG=${CLANG:-clang-19}
 PROFDATA=${PROFDATA:-llvm-profdata-19}
 build=build/coverage
-flags='-std=c99 -g -O1 -fprofile-instr-generate -fcoverage-mapping -fcoverage-mcdc'
+# Atomic: clients in several threads must not lose counts.
+flags='-std=c99 -g -O1 -fprofile-instr-generate -fprofile-update=atomic
+    -fcoverage-mapping -fcoverage-mcdc'
 
 rules='coverage_lines coverage_branches coverage_mcdc coverage_misses_are_explained
 coverage_list_has_no_entry_without_a_miss'
