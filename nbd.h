@@ -46,8 +46,8 @@
 //         if (!error) error = nbd_sync_read(&sync, sector, sizeof sector, 0);
 //         nbd_sync_close(&sync);
 //         if (error) {
-//             fprintf(stderr, "hello: %s: %s %s%s\n", where, nbd_strerror(error), sync.message,
-//                     uri.detail);
+//             fprintf(stderr, "hello: %s: %s%s%s%s\n", where, nbd_strerror(error),
+//                     *uri.detail || *sync.message ? ": " : "", uri.detail, sync.message);
 //             return 1;
 //         }
 //         return fwrite(sector, 1, sizeof sector, stdout) != sizeof sector || fflush(stdout);
@@ -261,7 +261,9 @@ typedef struct nbd_iovec {
 
 // nbd_transport.flags
 // A receive shorter than asked found all there was, and a send shorter than what it was
-// given filled the transport: each spares the call that would move nothing.
+// given filled the transport: each spares the call that would move nothing.  "All" does not
+// cover the end of the stream: an edge-triggered loop must keep a hang-up that came with
+// the data (EPOLLRDHUP) and poll once more for it.
 #define NBD_SHORT_IS_DRY 0x1u
 // The hooks take one piece: `count` is then 1 for send (small ones are joined in a
 // copy), and recv looks at the first only.
@@ -2256,12 +2258,41 @@ static int nbdi_skip(nbd_client *c, uint32_t bytes, uint32_t after)
     return NBDI_AGAIN;
 }
 
+static int nbdi_is_base(const uint8_t *name, uint32_t size)
+{
+    return size >= 5 && memcmp(name, "base:", 5) == 0;
+}
+
+// Whether a query asks for this context: by its whole name, or, but for the namespace
+// "base", by the namespace alone, whose own rules nobody knows here.
+static int nbdi_asks_for(const char *query, const uint8_t *name, uint32_t size)
+{
+    uint32_t same;
+    int colon = 0;
+    for (same = 0; same < size && query[same] && (uint8_t)query[same] == name[same]; same++) {
+        colon |= query[same] == ':';
+    }
+    return (same == size && !query[same]) || (colon && !nbdi_is_base(name, size));
+}
+
+// A context that nobody asked for would pass for one that was.  With raw data the
+// caller alone knows what was asked.
+static int nbdi_context_asked_for(const nbd_client *c, const uint8_t *name, uint32_t size)
+{
+    uint32_t i;
+    if (c->option.option != NBD_OPTION_SET_META_CONTEXT || c->option.data) return 1;
+    for (i = 0; i < c->option.query_count; i++) {
+        if (nbdi_asks_for(c->option.queries[i], name, size)) return 1;
+    }
+    return 0;
+}
+
 // Chapter "NBD_REPLY_TYPE_BLOCK_STATUS_EXT": contexts of the namespace "base" have
 // 32 bits.
 static void nbdi_note_context(nbd_client *c, const uint8_t *name, uint32_t size)
 {
     if (c->option.option == NBD_OPTION_SET_META_CONTEXT) {
-        c->contexts[c->found].narrow = size >= 5 && memcmp(name, "base:", 5) == 0;
+        c->contexts[c->found].narrow = (uint32_t)nbdi_is_base(name, size);
     }
 }
 
@@ -2270,6 +2301,9 @@ static int nbdi_step_text(nbd_client *c, nbd_event *event)
     uint32_t size = (uint32_t)nbdi_min(c->text_length, c->buffer_size - c->head_size);
     const uint8_t *p = nbdi_take(c, size);
     if (!p) return NBDI_WAIT;
+    if (c->text_kind == NBD_TEXT_CONTEXT && !nbdi_context_asked_for(c, p, size)) {
+        return nbdi_broken(c, NBDI_SAY("metadata context that was not asked for"));
+    }
     c->text_left -= size;
     c->state = NBDI_SKIP;
     event->type = NBD_EVENT_TEXT;
@@ -5127,7 +5161,7 @@ uint64_t nbd_fit(const nbd_client *client, uint32_t command, uint64_t size)
     const nbd_export *got = nbd_negotiated(client);
     uint64_t most = UINT32_MAX;
     if (command == NBD_READ || command == NBD_WRITE || command == NBD_CACHE) {
-        most = got->maximum_payload;
+        most = nbdi_min(got->maximum_payload, NBDI_DATA_MOST);
     } else if (got->protocol == NBD_PROTOCOL_EXTENDED) {
         most = UINT64_MAX;
     }
@@ -5170,6 +5204,8 @@ static int nbdi_sync_parts(nbdi_sync_call *call, nbd_op *op)
         left -= op->size;
         nbdi_sync_advance(op);
     }
+    // What was never asked for must not pass for data either.
+    if (error && op->command == NBD_READ) memset(op->buffer, 0, (size_t)left);
     return error;
 }
 

@@ -1,7 +1,7 @@
 // copy.c - copies a disk between files, pipes and NBD servers, like nbdcopy(1)
 //
-//     gcc -std=c99 -O2 -pthread -I. examples/copy.c -o copy
-//     ./copy -p nbd://localhost/export disk.img
+//     mkdir -p build && gcc -std=c99 -O2 -pthread -I. examples/copy.c -o build/copy
+//     build/copy -p nbd://localhost/export disk.img
 //
 // A lane is a thread with one connection to each server and requests of its own, in a
 // loop over poll(2).  Lanes take ranges of the disk from one counter, ask which parts of
@@ -345,8 +345,7 @@ static int open_nbd(side *s, connection *end)
     if (error)
         return fail(s, "", "%s: %s, at byte %zu", nbd_strerror(error), s->uri.detail,
                     s->uri.detail_at);
-    if (s->uri.unknown)
-        fprintf(stderr, "copy: %s: warning: unknown parameter \"%s\"\n", s->name, s->uri.unknown);
+    if (s->uri.unknown) fprintf(stderr, "copy: %s: warning: unknown parameter ignored\n", s->name);
     if (s->uri.config_flags & NBD_TLS_REQUIRE)
         return fail(s, "", "this program was built without TLS");
     if (connect_nbd(end)) return -1;
@@ -443,15 +442,21 @@ static int obey(const side *s, uint64_t *payload)
                : fail(s, "", "export is read-only");
 }
 
-static void choose_sizes(uint64_t payload)
+static int choose_sizes(uint64_t payload)
 {
     if (option.direct && block < ALIGNMENT) block = ALIGNMENT;
     if (grain > payload) grain = block;
     if (grain < block) grain = block;
     if (option.request_size < grain) option.request_size = grain;
     if (option.request_size > payload) option.request_size = payload - payload % grain;
+    if (option.request_size == 0)
+        return fail(&sides[DESTINATION], "",
+                    "the largest request of one side, %" PRIu64
+                    " bytes, is smaller than the smallest of the other, %" PRIu64,
+                    payload, block);
     if (option.sparse && option.sparse < block) option.sparse = block;
     if (option.allocated) option.sparse = 0;
+    return 0;
 }
 
 static int check_same_file(void)
@@ -491,7 +496,7 @@ static int check_sides(void)
         return fail(to, "", "size %" PRIu64 " is smaller than the source's %" PRIu64, to->size,
                     from->size);
     if (obey(from, &payload) || obey(to, &payload) || check_same_file()) return -1;
-    choose_sizes(payload);
+    if (choose_sizes(payload)) return -1;
     return from->sized ? check_tail() : 0;
 }
 
@@ -571,7 +576,9 @@ static void free_lane(lane *l)
 static int note_zero(lane *l, uint64_t from, uint64_t to)
 {
     unsigned n = l->zero_count;
-    from += (grain - from % grain) % grain;
+    uint64_t skip = (grain - from % grain) % grain;
+    if (skip >= to - from) return 1; // compared before it is added, so nothing wraps
+    from += skip;
     if (to != sides[SOURCE].size || tail) to -= to % grain;
     if (from >= to) return 1;
     if (n > 0 && l->zeroes[n - 1].to == from) {
@@ -1068,7 +1075,8 @@ static const char usage[] =
     "\n"
     "SOURCE, DESTINATION: a file, a block device, - (standard input or output), an NBD URI,\n"
     "or [ COMMAND ARGUMENTS ... ], a server that is started and stopped (nbdkit, qemu-nbd);\n"
-    "DESTINATION also null:, which throws away what was read.\n"
+    "DESTINATION also null:, which throws away what was read.  Write -- before [ if COMMAND\n"
+    "has options: copy -- [ qemu-nbd -f qcow2 a ] b\n"
     "\n"
     "  --allocated              write zeroes as allocated blocks, make no holes\n"
     "  -C N, --connections=N    connections to a server that allows several (4)\n"
@@ -1141,18 +1149,23 @@ static int parse_option(int letter)
     }
 }
 
-// One side of the command line; [ to ] is a command.  Returns NULL if it is not whole.
+// One side of the command line; [ to ] is a command.  Returns NULL if it is not whole, which
+// it has told.
 static char **take_side(side *s, int role, char **arguments)
 {
+    const char *wrong = NULL;
     s->role = role;
     s->fd = -1;
-    if (!arguments || !*arguments) return NULL;
+    if (!arguments) return NULL;
+    if (!*arguments) return misuse("SOURCE and DESTINATION are needed"), NULL;
     s->name = *arguments;
     if (strcmp(*arguments, "[") != 0) return arguments + 1;
     s->command = ++arguments;
     while (*arguments && strcmp(*arguments, "]") != 0)
         arguments++;
-    if (!*arguments || arguments == s->command) return NULL;
+    if (arguments == s->command) wrong = "[ without COMMAND";
+    if (!*arguments) wrong = "[ without ]";
+    if (wrong) return misuse("%s", wrong), NULL;
     *arguments = NULL; // execvp's end
     s->name = *s->command;
     return arguments + 1;
@@ -1191,7 +1204,7 @@ static int parse_options(int argc, char **argv)
     if (status) return status;
     rest = take_side(&sides[SOURCE], SOURCE, argv + optind);
     rest = take_side(&sides[DESTINATION], DESTINATION, rest);
-    if (!rest) return misuse("SOURCE and DESTINATION are needed");
+    if (!rest) return 1;
     if (*rest) return misuse("%s: one name too many", *rest);
     if (option.synchronous) option.requests = 1;
     if (option.requests > NBD_SLOTS_MAX - 1) option.requests = NBD_SLOTS_MAX - 1;

@@ -1,7 +1,7 @@
 // dump.c - hexdump of a disk over NBD, like nbddump(1)
 //
-//     gcc -std=c99 -O2 -I. examples/dump.c -o dump
-//     ./dump -n 512 nbd://localhost/export
+//     mkdir -p build && gcc -std=c99 -O2 -I. examples/dump.c -o build/dump
+//     build/dump -n 512 nbd://localhost/export
 //
 // It asks the server where the disk is zero (nbd_walk_next) and reads the rest with blocking
 // calls, so a sparse disk of any size is dumped in no time.
@@ -156,9 +156,8 @@ static int dump_data(uint64_t from, uint64_t to)
     uint64_t block = got->minimum_block;
     while (from < to) {
         uint64_t first = from / block * block, room = got->size - first, left = to - first;
-        uint64_t size = (left + block - 1) / block * block, wanted;
+        uint64_t size = left < CHUNK ? (left + block - 1) / block * block : CHUNK, wanted;
         int error;
-        if (size > CHUNK) size = CHUNK;
         if (size > room) size = room;
         error = nbd_sync_read(&sync, buffer, (size_t)size, first);
         if (error) return fail(error, "read", first);
@@ -317,7 +316,8 @@ static const char usage[] =
     "       dump --help | -V|--version\n"
     "\n"
     "SERVER: an NBD URI, or [ COMMAND ARGUMENTS ... ], a server that is started and\n"
-    "stopped (nbdkit, qemu-nbd).\n"
+    "stopped (nbdkit, qemu-nbd).  Write -- before [ if COMMAND has options:\n"
+    "dump -- [ qemu-nbd -f qcow2 a ]\n"
     "\n"
     "  --color           colours (if standard output is a terminal); also colour\n"
     "  --no-color        no colours\n"
@@ -379,8 +379,8 @@ static int take_server(char **arguments, int count)
     name = arguments[0];
     if (strcmp(name, "[") != 0)
         return count > 1 ? misuse("", arguments[1], ": one name too many") : -1;
-    if (last < 2 || strcmp(arguments[last], "]") != 0)
-        return misuse("[ COMMAND ... ]", ": the command or its end is missing", "");
+    if (strcmp(arguments[last], "]") != 0) return misuse("[ without ]", "", "");
+    if (last < 2) return misuse("[ without COMMAND", "", "");
     arguments[last] = NULL; // execvp's end
     command = arguments + 1;
     name = *command;

@@ -1,7 +1,7 @@
 // trace.c - prints every NBD message as it goes by
 //
-//     gcc -std=c99 -O2 -I. examples/trace.c -o trace
-//     ./trace nbd://localhost/export
+//     mkdir -p build && gcc -std=c99 -O2 -I. examples/trace.c -o build/trace
+//     build/trace nbd://localhost/export
 //
 // To debug a program of yours take all above "The program": make a `trace` over
 // the transport that you have and give &trace.transport to nbd_connect.  It only
@@ -446,6 +446,10 @@ static void trace_end(trace *t)
 
 #define TIMEOUT_MS 60000 // of each blocking call
 
+static const char usage[] = "trace - prints every NBD message as it goes by\n"
+                            "\n"
+                            "usage: trace URI\n";
+
 // What is known about an error besides its name, or "".
 static const char *reason(const nbd_sync *sync, int error)
 {
@@ -471,8 +475,7 @@ static int parse(nbd_uri *uri, const char *name, char *memory, size_t size)
                 uri->detail_at);
         return 1;
     }
-    if (uri->unknown)
-        fprintf(stderr, "trace: %s: warning: unknown parameter \"%s\"\n", name, uri->unknown);
+    if (uri->unknown) fprintf(stderr, "trace: %s: warning: unknown parameter ignored\n", name);
     if (!(uri->config_flags & NBD_TLS_REQUIRE)) return 0;
     fprintf(stderr, "trace: %s: this program was built without TLS\n", name);
     return 1;
@@ -505,7 +508,9 @@ int main(int argc, char **argv)
     nbd_uri uri;
     int error;
 
-    if (argc != 2) return fputs("usage: trace URI\n", stderr), 2;
+    if (argc == 2 && (!strcmp(argv[1], "-h") || !strcmp(argv[1], "--help")))
+        return fputs(usage, stdout) < 0;
+    if (argc != 2 || *argv[1] == '-') return fputs(usage, stderr), 2;
     if (parse(&uri, argv[1], memory, sizeof memory)) return 1;
     config.slots = &slot;
     config.slot_count = 1;
