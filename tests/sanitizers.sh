@@ -1,5 +1,5 @@
 #!/bin/sh
-# limit: 900
+# limit: 2400
 # Every test program that needs no network, built again with each sanitizer and run; a line for
 # each of them.  The fuzz targets replay their corpora: all memory of theirs is fresh from
 # malloc, so msan and valgrind see every byte that leaves the client without having been set.
