@@ -1,5 +1,5 @@
 #!/bin/sh
-# limit: 900
+# limit: 1800
 # What reads nbd.h without running it finds nothing: gcc -fanalyzer, clang-tidy, cppcheck; nor
 # does shellcheck in the scripts, above the level of style.  What is left out of the others is
 # in tests/.clang-tidy and tests/cppcheck.txt, with the reason.

@@ -1,5 +1,5 @@
 #!/bin/sh
-# limit: 900
+# limit: 1800
 # nbd.h compiles without a warning, for every compiler, language and option.
 . tests/lib.sh
 
