@@ -1,4 +1,4 @@
-"""The bars that the figures have to reach, and what floor and peer gave elsewhere.
+"""The bars that the figures have to reach, and what floor and libnbd gave on another machine.
 
 A bar is judged in each cell that it is for; it is passed if it is in all of them.
 """
@@ -176,7 +176,8 @@ def verdicts(results, counts, quick=False):
     return [row for row in rows if not quick or row.cells != "0 of 0"]
 
 
-# What floor / libnbd gave where the project was planned: a check of floor and driver
+# Check of floor and driver: the figures of an independent measurement on another machine.
+# A large difference points at the machine or at the driver.
 
 EXPECTED_SLACK = 0.15
 
@@ -258,7 +259,7 @@ def compared_cells(results, what, expected, metric, above, below):
 
 
 def against_expected(results, counts):
-    """Rows: what, expected, measured, measured / expected, and a mark where it is off."""
+    """Rows: what, figure there, measured, measured / there, and a mark where it is off."""
     return [
         *(compared(key, counts[key], value) for key, value in EXPECTED_COUNTS.items()
           if counts.get(key)),

@@ -142,7 +142,7 @@ def pairs_line(rounds):
 
 
 def expected_table(results, counted):
-    return measure.table(["what", "expected", "measured", "share", ""],
+    return measure.table(["what", "there", "measured", "share", ""],
                          bars.against_expected(results, counted))
 
 
@@ -163,7 +163,7 @@ def report(logged):
     sections = [
         ("Bars", verdicts_table(verdicts) + PASS),
         ("Counts", counts.table(counted)),
-        ("Against the figures that this was planned with", expected_table(results, counted)),
+        ("Check of floor and driver: against another machine", expected_table(results, counted)),
         ("Cells", CELLS + cells_table(results)),
         ("Default mode against no-initialize", defaults_table(results)),
         ("Copies of 1 GiB from nbdkit's file plugin", copies_table(results)),

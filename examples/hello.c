@@ -28,8 +28,8 @@ int main(int argc, char **argv)
     if (!error) error = nbd_sync_read(&sync, sector, sizeof sector, 0);
     nbd_sync_close(&sync);
     if (error) {
-        fprintf(stderr, "hello: %s: %s %s%s\n", where, nbd_strerror(error), sync.message,
-                uri.detail);
+        fprintf(stderr, "hello: %s: %s%s%s%s\n", where, nbd_strerror(error),
+                *uri.detail || *sync.message ? ": " : "", uri.detail, sync.message);
         return 1;
     }
     return fwrite(sector, 1, sizeof sector, stdout) != sizeof sector || fflush(stdout);

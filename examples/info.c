@@ -1,6 +1,7 @@
 // info.c - what an NBD server says about itself and its exports, in the shapes of nbdinfo(1).
 //
-//     gcc -std=c99 -I. examples/info.c -o info
+//     mkdir -p build && gcc -std=c99 -O2 -I. examples/info.c -o build/info
+//     build/info nbd://localhost/export
 //
 // It shows how to drive the options yourself (NBD_NEGOTIATE) in a loop of your own, and
 // how to walk through the extents of a metadata context.
@@ -948,7 +949,8 @@ static const char usage[] =
     "       info --help | -V|--version\n"
     "\n"
     "SERVER: an NBD URI, or [ COMMAND ARGUMENTS ... ], a server that is started and\n"
-    "stopped (nbdkit, qemu-nbd).\n"
+    "stopped (nbdkit, qemu-nbd).  Write -- before [ if COMMAND has options:\n"
+    "info -- [ qemu-nbd -f qcow2 a ]\n"
     "\n"
     "  --can WORD       cache, connect, df, fast-zero, flush, fua, multi-conn, read,\n"
     "                   structured-reply, trim, write or zero: can it?\n"
@@ -987,8 +989,8 @@ static int take_server(inquiry *q, char **arguments, int count)
     q->text = arguments[0];
     if (strcmp(q->text, "[") != 0)
         return count > 1 ? misuse(arguments[1], ": one name too many") : -1;
-    if (last < 2 || strcmp(arguments[last], "]") != 0)
-        return misuse("[ COMMAND ... ]: the command or its end is missing", "");
+    if (strcmp(arguments[last], "]") != 0) return misuse("[ without ]", "");
+    if (last < 2) return misuse("[ without COMMAND", "");
     arguments[last] = NULL; // execvp's end
     q->command = arguments + 1;
     q->text = *q->command;

@@ -1,15 +1,13 @@
 // libev_copy.c - copies a disk from server to server in a libev loop
 //
-//     gcc -std=c99 -O2 -I. examples/libev_copy.c -lev -o libev_copy
-//     ./libev_copy [-r REQUESTS] [-s REQUEST-SIZE] SOURCE-URI TARGET-URI
+//     mkdir -p build && gcc -std=c99 -O2 -I. examples/libev_copy.c -lev -o build/libev_copy
+//     build/libev_copy [-r 1-64] [-s BYTES] SOURCE-URI TARGET-URI
 #define _POSIX_C_SOURCE 200809L
 #define NBD_IMPLEMENTATION
 #include "nbd.h"
 #include <ev.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #define REQUESTS_MAX 64
 
@@ -27,12 +25,13 @@ static side source, target;
 static struct request {
     nbd_op read, write; // the end of a read starts its write, that the next read
 } requests[REQUESTS_MAX];
-static uint64_t size, request_size = 256 * 1024, started, copied;
+static uint64_t size, request_size = 256 * 1024, count = 16, started, copied;
 
-static void die(const side *s, uint64_t offset, const char *why)
+static void die(const side *s, unsigned long long offset, const char *why)
 {
-    fprintf(stderr, "libev_copy: %s: %s at offset %" PRIu64 ": %s %s\n", s->name,
-            s == &source ? "read" : "write", offset, why, s->sync.message);
+    fprintf(stderr, "libev_copy: %s: ", s->name);
+    if (started) fprintf(stderr, "%s at offset %llu: ", s == &source ? "read" : "write", offset);
+    fprintf(stderr, *s->sync.message ? "%s (server: \"%s\")\n" : "%s\n", why, s->sync.message);
     exit(1);
 }
 
@@ -121,12 +120,13 @@ static void close_side(side *s)
 
 int main(int argc, char **argv)
 {
-    uint64_t count = 16;
+    char *end = "";
     ev_prepare prepare;
-    for (int option; (option = getopt(argc, argv, "r:s:")) != -1;)
-        *(option == 'r' ? &count : &request_size) = option == '?' ? 0 : strtoull(optarg, NULL, 0);
-    if (argc - optind != 2 || !count || count > REQUESTS_MAX || !request_size)
-        return fputs("usage: libev_copy [-r 1-64] [-s SIZE] SOURCE-URI TARGET-URI\n", stderr), 2;
+    for (int option; !*end && (option = getopt(argc, argv, "r:s:")) != -1;)
+        *(option == 'r' ? &count : &request_size) = option == '?' ? 0 : strtoull(optarg, &end, 0);
+    if (*end) return fprintf(stderr, "libev_copy: not a whole number: %s\n", optarg), 2;
+    if (argc - optind != 2 || count - 1 >= REQUESTS_MAX || !request_size)
+        return fputs("usage: libev_copy [-r 1-64] [-s BYTES] SOURCE-URI TARGET-URI\n", stderr), 2;
     open_side(&source, argv[optind]);
     open_side(&target, argv[optind + 1]);
     size = nbd_negotiated(&source.client)->size;

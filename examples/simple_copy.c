@@ -1,7 +1,7 @@
 // simple_copy.c - copies a disk with blocking calls, one request after the other
 //
-//     gcc -std=c99 -O2 -I. examples/simple_copy.c -o simple_copy
-//     ./simple_copy [-s REQUEST-SIZE] SOURCE TARGET
+//     mkdir -p build && gcc -std=c99 -O2 -I. examples/simple_copy.c -o build/simple_copy
+//     build/simple_copy [-s BYTES] SOURCE TARGET
 //
 // SOURCE and TARGET are NBD URIs; one of them may be a local file instead.
 #define _POSIX_C_SOURCE 200809L
@@ -14,11 +14,9 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define REQUEST_SIZE_MAX (32u << 20)
 #define TIMEOUT_MS 60000
 #define IS_URI(name) (strncmp(name, "nbd", 3) == 0 && strstr(name, "://"))
 
@@ -33,27 +31,27 @@ typedef struct side {
     unsigned char buffer[NBD_BUFFER_GOOD];
 } side;
 
+// what: NULL if it happened at no offset.
 static void die(const side *s, const char *what, uint64_t offset, const char *why)
 {
-    fprintf(stderr, "simple_copy: %s: %s at offset %" PRIu64 ": %s", s->name, what, offset, why);
-    fprintf(stderr, *s->sync.message ? " (server: \"%s\")\n" : "\n", s->sync.message);
+    fprintf(stderr, "simple_copy: %s: ", s->name);
+    if (what) fprintf(stderr, "%s at offset %" PRIu64 ": ", what, offset);
+    fprintf(stderr, *s->sync.message ? "%s (server: \"%s\")\n" : "%s\n", why, s->sync.message);
     exit(1);
 }
 
 static void open_server(side *s)
 {
-    nbd_config config = {.slots = &s->slot, .slot_count = 1};
+    nbd_config config = {.slots = &s->slot, .slot_count = 1, .buffer = s->buffer};
     nbd_uri uri;
     int error = nbd_uri_parse(&uri, s->name, s->text, sizeof s->text);
-    config.buffer = s->buffer;
     config.buffer_size = sizeof s->buffer;
     config.export_name = uri.export_name;
     config.flags = uri.config_flags;
-    s->sync.client = &s->client;
-    s->sync.timeout_ms = TIMEOUT_MS;
+    s->sync = (nbd_sync){.client = &s->client, .timeout_ms = TIMEOUT_MS};
     if (!error) error = nbd_init(&s->client, &config);
     if (!error) error = nbd_sync_open(&s->sync, &uri.address);
-    if (error) die(s, "open", 0, nbd_strerror(error));
+    if (error) die(s, NULL, 0, nbd_strerror(error));
     s->size = nbd_negotiated(&s->client)->size;
 }
 
@@ -62,13 +60,12 @@ static void open_side(side *s, const char *name, int flags)
     off_t end;
     s->name = name;
     s->fd = IS_URI(name) ? -1 : open(name, flags, 0666);
-    if (IS_URI(name)) {
+    end = s->fd < 0 ? -1 : lseek(s->fd, 0, SEEK_END);
+    s->size = (uint64_t)end;
+    if (IS_URI(name))
         open_server(s);
-    } else {
-        end = s->fd < 0 ? -1 : lseek(s->fd, 0, SEEK_END);
-        if (end < 0) die(s, "open", 0, strerror(errno));
-        s->size = (uint64_t)end;
-    }
+    else if (end < 0)
+        die(s, NULL, 0, strerror(errno));
 }
 
 // nbd_sync_read with a flag.  DONE comes in every case, after nbd_abandon too.
@@ -123,21 +120,23 @@ static void close_side(side *s)
 
 int main(int argc, char **argv)
 {
-    static unsigned char memory[REQUEST_SIZE_MAX];
+    static unsigned char memory[32 << 20];
     static side from, to;
     uint64_t size = 256 * 1024;
+    char *end = "";
     struct stat status;
-    for (int option; (option = getopt(argc, argv, "s:")) != -1;)
-        size = option == 's' ? strtoull(optarg, NULL, 0) : 0;
+    for (int option; !*end && (option = getopt(argc, argv, "s:")) != -1;)
+        size = option == 's' ? strtoull(optarg, &end, 0) : 0;
+    if (*end) return fprintf(stderr, "simple_copy: not a whole number: %s\n", optarg), 2;
     argv += optind;
     if (argc - optind != 2 || !(IS_URI(argv[0]) || IS_URI(argv[1])) || size - 1 >= sizeof memory)
-        return fputs("usage: simple_copy [-s REQUEST-SIZE] SOURCE TARGET\n", stderr), 2;
+        return fputs("usage: simple_copy [-s BYTES] SOURCE TARGET\n", stderr), 2;
     open_side(&from, argv[0], O_RDONLY);
     open_side(&to, argv[1], O_WRONLY | O_CREAT);
     // A regular file becomes as long as it must; anything else has to be.
     if (to.fd >= 0 && fstat(to.fd, &status) == 0 && S_ISREG(status.st_mode))
         to.size = ftruncate(to.fd, 0) || ftruncate(to.fd, (off_t)from.size) ? 0 : from.size;
-    if (to.size < from.size) die(&to, "write", to.size, "smaller than the source");
+    if (to.size < from.size) die(&to, NULL, 0, "smaller than the source");
     if (from.fd < 0) size = nbd_fit(&from.client, NBD_READ, size);
     for (uint64_t offset = 0; offset < from.size; offset += size) {
         if (size > from.size - offset) size = from.size - offset;

@@ -1,11 +1,10 @@
 // threads.c - copies a disk from server to server in threads, and verifies what it wrote
 //
-//     gcc -std=c99 -O2 -I. examples/threads.c -pthread -o threads
-//     ./threads [-t THREADS] [-r REQUESTS] [-s REQUEST-SIZE] SOURCE-URI TARGET-URI
+//     mkdir -p build && gcc -std=c99 -O2 -I. examples/threads.c -pthread -o build/threads
+//     build/threads [-t 1-16] [-r 1-64] [-s BYTES] SOURCE TARGET
 #define _POSIX_C_SOURCE 200809L
 #define NBD_IMPLEMENTATION
 #include "nbd.h"
-#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,15 +26,15 @@ static struct worker { // only its own thread uses it
         nbd_op read, write, check; // in this order; the last reads back what was written
     } requests[REQUESTS_MAX];
 } workers[THREADS_MAX];
-static uint64_t size, part_size = 256 * 1024, threads = 4, count = 16;
-static uint64_t taken; // under the mutex: the disk up to here is some request's
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t size, part_size = 256 * 1024, threads = 4, count = 16, taken;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; // of `taken`, where the rest begins
 
 static void die(const struct side *s, const char *what, unsigned long long offset, const char *why)
 {
     pthread_mutex_lock(&mutex); // one thread ends the program, any other waits here for that
-    fprintf(stderr, "threads: %s: %s at offset %llu: %s %s\n", s->name, what, offset, why,
-            s->sync.message);
+    fprintf(stderr, "threads: %s: ", s->name);
+    if (taken) fprintf(stderr, "%s at offset %llu: ", what, offset);
+    fprintf(stderr, *s->sync.message ? "%s (server: \"%s\")\n" : "%s\n", why, s->sync.message);
     exit(1);
 }
 
@@ -125,19 +124,20 @@ static void open_side(struct side *s, const char *name)
 
 int main(int argc, char **argv)
 {
-    for (int option; (option = getopt(argc, argv, "t:r:s:")) != -1;) {
-        uint64_t *number = option == 't' ? &threads : option == 'r' ? &count : &part_size;
-        *number = option == '?' ? 0 : strtoull(optarg, NULL, 0);
-    }
+    char *end = "";
+    for (int option; !*end && (option = getopt(argc, argv, "t:r:s:")) != -1;)
+        *(option == 't'   ? &threads
+          : option == 'r' ? &count
+                          : &part_size) = option == '?' ? 0 : strtoull(optarg, &end, 0);
+    if (*end) return fprintf(stderr, "threads: not a whole number: %s\n", optarg), 2;
     if (argc - optind != 2 || threads - 1 >= THREADS_MAX || count - 1 >= REQUESTS_MAX || !part_size)
-        return fputs("usage: threads [-t 1-16] [-r 1-64] [-s SIZE] SOURCE TARGET\n", stderr), 2;
+        return fputs("usage: threads [-t 1-16] [-r 1-64] [-s BYTES] SOURCE TARGET\n", stderr), 2;
     for (struct worker *w = workers; w < workers + threads; w++) {
         const nbd_export *from = nbd_negotiated(&w->source.client);
         const nbd_export *to = nbd_negotiated(&w->target.client);
         open_side(&w->source, argv[optind]);
         open_side(&w->target, argv[optind + 1]);
-        size = from->size;
-        if (to->size < size) die(&w->target, "write", 0, "smaller than the source");
+        if (to->size < (size = from->size)) die(&w->target, "open", 0, "smaller than the source");
         part_size = nbd_fit(&w->source.client, NBD_READ, part_size);
         part_size = nbd_fit(&w->target.client, NBD_WRITE, part_size);
         if (!(from->flags & to->flags & NBD_OFFERS_MULTI_CONN)) threads = 1;

@@ -1,7 +1,7 @@
 // uring_copy.c - copies a disk from server to server; io_uring(7) moves the bytes
 //
-//     gcc -std=c99 -O2 -I. examples/uring_copy.c -luring -o uring_copy
-//     ./uring_copy [-r REQUESTS] [-s REQUEST-SIZE] SOURCE-URI TARGET-URI
+//     mkdir -p build && gcc -std=c99 -O2 -I. examples/uring_copy.c -luring -o build/uring_copy
+//     build/uring_copy [-r 1-64] [-s BYTES] SOURCE-URI TARGET-URI
 #define _GNU_SOURCE
 #define NBD_IMPLEMENTATION
 #include "nbd.h"
@@ -21,13 +21,15 @@ static struct side {
 } sides[2], *const source = &sides[0], *const target = &sides[1];
 static int busy[4]; // source in and out, target in and out: what is on offer stays put
 static struct io_uring ring;
-static uint64_t size, request_size = 256 * 1024, started, copied;
+static uint64_t size, request_size = 256 * 1024, count = 16, started, copied;
 
 static void check(const struct side *s, unsigned long long offset, int error)
 {
     if (!error) return;
-    fprintf(stderr, "uring_copy: %s: %s at offset %llu: %s %s\n", s->name,
-            s == source ? "read" : "write", offset, nbd_strerror(error), s->sync.message);
+    fprintf(stderr, "uring_copy: %s: ", s->name);
+    if (started > 0) fprintf(stderr, "%s at offset %llu: ", s == source ? "read" : "write", offset);
+    fprintf(stderr, *s->sync.message ? "%s (server: \"%s\")\n" : "%s\n", nbd_strerror(error),
+            s->sync.message);
     exit(1);
 }
 
@@ -44,18 +46,17 @@ static void issue(struct side *s, uint32_t command, uint64_t offset, uint64_t pa
 static void start_read(void *user)
 {
     uint64_t part = request_size < size - started ? request_size : size - started;
-    if (part > 0) issue(source, NBD_READ, started, part, user);
     started += part;
+    if (part > 0) issue(source, NBD_READ, started - part, part, user);
 }
 
 static void handle(struct side *s)
 {
     nbd_event e;
     while (nbd_next(&s->client, &e)) {
-        if (e.type == NBD_EVENT_TEXT) { // why a request fails
+        if (e.type == NBD_EVENT_TEXT) // why a request fails
             nbd_escape(s->sync.message, sizeof s->sync.message, e.text, e.text_size);
-            continue;
-        }
+        if (e.type == NBD_EVENT_TEXT) continue;
         check(s, e.user ? e.error_offset : copied, e.error);
         // The end of a read starts its write, that the next read.
         if (e.command == NBD_READ) issue(target, NBD_WRITE, e.offset, e.size, e.user);
@@ -71,8 +72,7 @@ static void offer(int way)
     int fd = sides[way / 2].sync.io.socket;
     struct io_uring_sqe *entry;
     nbd_iovec piece;
-    unsigned more = 0, n;
-    n = way % 2 ? nbd_outgoing(c, &piece, 1, &more) : nbd_incoming(c, &piece, 1);
+    unsigned more = 0, n = way % 2 ? nbd_outgoing(c, &piece, 1, &more) : nbd_incoming(c, &piece, 1);
     if (n == 0 && way % 2 && nbd_phase(c) == NBD_PHASE_CLOSING && !nbd_count(c)->in_flight)
         (void)shutdown(fd, SHUT_WR); // some servers wait for the end of the stream
     if (n == 0) return;
@@ -122,17 +122,18 @@ static void open_side(struct side *s, const char *name)
 int main(int argc, char **argv)
 {
     static unsigned char *memory; // one block, for all requests
-    uint64_t count = 16;
-    for (int option; (option = getopt(argc, argv, "r:s:")) != -1;)
-        *(option == 'r' ? &count : &request_size) = option == '?' ? 0 : strtoull(optarg, NULL, 0);
-    if (argc - optind != 2 || !count || count > REQUESTS_MAX || !request_size)
-        return fputs("usage: uring_copy [-r 1-64] [-s SIZE] SOURCE-URI TARGET-URI\n", stderr), 2;
+    char *end = "";
+    for (int option; !*end && (option = getopt(argc, argv, "r:s:")) != -1;)
+        *(option == 'r' ? &count : &request_size) = option == '?' ? 0 : strtoull(optarg, &end, 0);
+    if (*end) return fprintf(stderr, "uring_copy: not a whole number: %s\n", optarg), 2;
+    if (argc - optind != 2 || count - 1 >= REQUESTS_MAX || !request_size)
+        return fputs("usage: uring_copy [-r 1-64] [-s BYTES] SOURCE-URI TARGET-URI\n", stderr), 2;
     if (io_uring_queue_init(4, &ring, 0)) return fputs("uring_copy: no io_uring here\n", stderr), 1;
     open_side(source, argv[optind]);
     open_side(target, argv[optind + 1]);
     size = nbd_negotiated(&source->client)->size;
     if (nbd_negotiated(&target->client)->size < size)
-        return fputs("uring_copy: write at offset 0: smaller than the source\n", stderr), 1;
+        return fprintf(stderr, "uring_copy: %s: smaller than the source\n", target->name), 1;
     request_size = nbd_fit(&source->client, NBD_READ, request_size);
     request_size = nbd_fit(&target->client, NBD_WRITE, request_size);
     if (!(memory = calloc((size_t)count, (size_t)request_size))) return perror("uring_copy"), 1;

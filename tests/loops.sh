@@ -53,7 +53,7 @@ serve_both() {
 build() {
     local name=$1 command
     shift
-    command=$(sed -n 's,^// *gcc ,,p' "examples/$name.c" | head -n 1)
+    command=$(sed -n 's,^// .*&& gcc ,,p' "examples/$name.c" | head -n 1)
     [ -n "$command" ] || {
         echo "error: no command in examples/$name.c"
         return 1
@@ -103,8 +103,9 @@ files() {
     check "$1: the file is the image" cmp "$image" "$tmp/file"
     check "$1: uploads" copies "$2" "$image" "$uri"
     check "$1: the target is the image" same_image
-    refuse "$1: a file that is no disk is an error" 'offset 0' copies "$2" "$tmp/none" "$uri"
-    refuse "$1: a full disk is an error" 'write at offset 0' copies "$2" "$source_uri" /dev/full
+    refuse "$1: a file that is not there is an error" ': No such file' copies "$2" "$tmp/none" "$uri"
+    refuse "$1: a device that is too small is an error" '^simple_copy: /dev/full: smaller' \
+        copies "$2" "$source_uri" /dev/full
 }
 
 # Each gets servers of its own: nbdkit 1.32 may abort when a client leaves in the middle.
@@ -125,7 +126,10 @@ errors() {
         copies "$2" "$source_uri" "$uri"
     check "$1: source without a target starts" serve_image memory 4M
     stop
-    refuse "$1: no target is an error" 'at offset 0: cannot connect' copies "$2" "$source_uri" "$uri"
+    refuse "$1: no target is an error" "^$2: nbd[^ ]*: cannot connect\$" \
+        copies "$2" "$source_uri" "$uri"
+    refuse "$1: a target that is no URI is an error" "^$2: nbd://a b: not a valid NBD URI\$" \
+        copies "$2" "$source_uri" 'nbd://a b'
 }
 
 # One request of ten fails, on either side.
@@ -168,7 +172,7 @@ death() {
 too_small() {
     check "$1: larger source starts" serve_image pattern 4M
     check "$1: smaller target starts" serve_target 4193792
-    refuse "$1: a target that is too small is refused" 'smaller than the source' \
+    refuse "$1: a target that is too small is refused" "^$2: nbd[^ ]*: smaller than the source\$" \
         copies "$2" "$source_uri" "$uri"
     check "$1: before anything is written" untouched
 }
@@ -224,6 +228,17 @@ has_library() {
     esac >/dev/null 2>&1
 }
 
+# The last line of what a wrong option makes it print is the command of the first comment.
+usage_is_the_comment() {
+    "$tmp/$1" -x 2>"$tmp/usage"
+    [ $? = 2 ] && [ "$(sed -n '$s,^usage: ,//     build/,p' "$tmp/usage")" = "$(sed -n 4p "examples/$1.c")" ]
+}
+
+number_is_whole() {
+    "$tmp/$1" -s "$2" nbd://none nbd://none >"$tmp/usage" 2>&1
+    [ $? = 2 ] && grep -q "^$1: not a whole number: $2\$" "$tmp/usage"
+}
+
 one_example() {
     local name=$1
     if ! has_library "$name"; then
@@ -234,6 +249,8 @@ one_example() {
     check "$name: says why NBD_NO_INIT is safe there" says_why_it_is_safe "$name"
     # shellcheck disable=SC2086
     check "$name: builds with its own command, without a warning" build "$name" $WARN
+    check "$name: a wrong option shows the usage of the first comment" usage_is_the_comment "$name"
+    check "$name: a number with a letter behind it is refused" number_is_whole "$name" 1M
     server_to_server "$name" "$name"
     errors "$name" "$name"
     some_errors "$name" "$name"
