@@ -47,9 +47,9 @@ flags_of() {
 every_of() {
     case $2-$1 in
     test_flips-valgrind) echo 100 ;;
-    test_steps-valgrind | test_faults-valgrind) echo 40 ;;
+    test_steps-valgrind | test_faults-valgrind) echo 41 ;;
     test_flips-*) echo 16 ;;
-    test_steps-* | test_faults-*) echo 8 ;;
+    test_steps-* | test_faults-*) echo 9 ;;
     *) echo 1 ;;
     esac
 }
