@@ -11,7 +11,7 @@ cd "$(dirname "$0")/../.." || exit 1
 seconds=${1:?seconds}
 shift
 out=${FUZZ_OUT:-build/fuzz}
-limit=${FUZZ_TIMEOUT:-5}
+limit=${FUZZ_TIMEOUT:-20}
 flags='-std=c99 -g -O1 -I. -fsanitize=fuzzer -fno-sanitize-recover=all'
 failed=0
 
@@ -48,7 +48,8 @@ run() {
     words=tests/fuzz/$1.dict
     [ -f "$words" ] || words=
     case $2 in
-    libfuzzer) exec "$program" -max_len=$longest -timeout="$limit" -print_final_stats=1 \
+    libfuzzer) exec "$program" -max_len=$longest -timeout="$limit" -report_slow_units=$((2 * limit)) \
+        -print_final_stats=1 \
         -max_total_time="$seconds" -artifact_prefix="$dir/crashes/" ${words:+-dict="$words"} \
         "$dir/corpus" "$dir/seeds" ;;
     afl) exec env AFL_NO_UI=1 AFL_NO_AFFINITY=1 AFL_SKIP_CPUFREQ=1 AFL_NO_COLOR=1 \
