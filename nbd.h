@@ -998,8 +998,8 @@ NBD_API int nbd_sync_open(nbd_sync *sync, const nbd_address *address);
 NBD_API int nbd_sync_connect(nbd_sync *sync, const nbd_transport *transport);
 
 // One command each, `offset` and `size` in bytes, `flags` as in nbd_op.  What exceeds
-// the maximum payload or 32 bits is split; the first error ends the call.  A size
-// of 0 succeeds at once.  Memory: this call.
+// the maximum payload or 32 bits is split; the first error ends the call, and the memory
+// of the parts behind it stays as it was.  A size of 0 succeeds at once.  Memory: this call.
 NBD_API int nbd_sync_read(nbd_sync *sync, void *buffer, size_t size, uint64_t offset);
 NBD_API int nbd_sync_flush(nbd_sync *sync);
 // The same for memory that is only read.
@@ -2258,41 +2258,12 @@ static int nbdi_skip(nbd_client *c, uint32_t bytes, uint32_t after)
     return NBDI_AGAIN;
 }
 
-static int nbdi_is_base(const uint8_t *name, uint32_t size)
-{
-    return size >= 5 && memcmp(name, "base:", 5) == 0;
-}
-
-// Whether a query asks for this context: by its whole name, or, but for the namespace
-// "base", by the namespace alone, whose own rules nobody knows here.
-static int nbdi_asks_for(const char *query, const uint8_t *name, uint32_t size)
-{
-    uint32_t same;
-    int colon = 0;
-    for (same = 0; same < size && query[same] && (uint8_t)query[same] == name[same]; same++) {
-        colon |= query[same] == ':';
-    }
-    return (same == size && !query[same]) || (colon && !nbdi_is_base(name, size));
-}
-
-// A context that nobody asked for would pass for one that was.  With raw data the
-// caller alone knows what was asked.
-static int nbdi_context_asked_for(const nbd_client *c, const uint8_t *name, uint32_t size)
-{
-    uint32_t i;
-    if (c->option.option != NBD_OPTION_SET_META_CONTEXT || c->option.data) return 1;
-    for (i = 0; i < c->option.query_count; i++) {
-        if (nbdi_asks_for(c->option.queries[i], name, size)) return 1;
-    }
-    return 0;
-}
-
 // Chapter "NBD_REPLY_TYPE_BLOCK_STATUS_EXT": contexts of the namespace "base" have
 // 32 bits.
 static void nbdi_note_context(nbd_client *c, const uint8_t *name, uint32_t size)
 {
     if (c->option.option == NBD_OPTION_SET_META_CONTEXT) {
-        c->contexts[c->found].narrow = (uint32_t)nbdi_is_base(name, size);
+        c->contexts[c->found].narrow = size >= 5 && memcmp(name, "base:", 5) == 0;
     }
 }
 
@@ -2301,9 +2272,6 @@ static int nbdi_step_text(nbd_client *c, nbd_event *event)
     uint32_t size = (uint32_t)nbdi_min(c->text_length, c->buffer_size - c->head_size);
     const uint8_t *p = nbdi_take(c, size);
     if (!p) return NBDI_WAIT;
-    if (c->text_kind == NBD_TEXT_CONTEXT && !nbdi_context_asked_for(c, p, size)) {
-        return nbdi_broken(c, NBDI_SAY("metadata context that was not asked for"));
-    }
     c->text_left -= size;
     c->state = NBDI_SKIP;
     event->type = NBD_EVENT_TEXT;
@@ -5204,8 +5172,6 @@ static int nbdi_sync_parts(nbdi_sync_call *call, nbd_op *op)
         left -= op->size;
         nbdi_sync_advance(op);
     }
-    // What was never asked for must not pass for data either.
-    if (error && op->command == NBD_READ) memset(op->buffer, 0, (size_t)left);
     return error;
 }
 
