@@ -1685,7 +1685,8 @@ static const char *nbdi_closed_where(const nbd_client *c)
     if (c->state == NBDI_MAGIC || c->state == NBDI_OLD || c->state == NBDI_FLAGS) {
         return NBDI_SAY("before its greeting was complete");
     }
-    return c->option_due ? NBDI_SAY("instead of answering an option") : NBDI_SAY("between options");
+    if (c->option_due) return NBDI_SAY("instead of answering an option");
+    return NBDI_SAY("between options");
 }
 
 // The parser needs bytes that are not there.  Returns whether that ends the
