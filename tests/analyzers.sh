@@ -5,16 +5,11 @@
 # in tests/.clang-tidy and tests/cppcheck.txt, with the reason.
 . tests/lib.sh
 
-OPTIONS='
--DNBD_NO_SOCKETS
--DNBD_NO_DIAL
--DNBD_NO_CONVENIENCE
--DNBD_NO_TEXT
--DNBD_STATIC
+OPTIONS="
+$CUTS
 -DNBD_RANGES=1
 -DNBD_RANGES=64
--DNBD_NO_SOCKETS -DNBD_NO_CONVENIENCE
-'
+"
 POSIX=-D_POSIX_C_SOURCE=200112L
 source=tests/compile/implement.c
 

@@ -7,25 +7,6 @@
 readme=tests/hostile/README.md
 tab=$(printf '\t')
 
-# The rows of its tables, without their heads, cells parted by tabs.
-rows() {
-    awk '
-        !/^\|/ { inside = 0; next }
-        ++inside > 2 {
-            gsub(/^\| *| *\|$/, "")
-            gsub(/ *\| */, "\t")
-            print
-        }
-    ' "$readme"
-}
-
-# Prints what it reads as the reason of a failure; there must be nothing.
-nothing() {
-    sed "s/^/error: $1: /" >"$tmp/bad"
-    cat "$tmp/bad"
-    [ ! -s "$tmp/bad" ]
-}
-
 # A row names its tests, or says with a dash why there are none.
 full_rows() {
     [ -s "$tmp/rows" ] || { echo 'error: there is no row'; return 1; }
@@ -91,7 +72,7 @@ compile_32_bits() {
     done
 }
 
-rows >"$tmp/rows"
+table_rows "$readme" >"$tmp/rows"
 cut -f 3 "$tmp/rows" | grep -o '`[^`]*`' | tr -d '`' | sort -u >"$tmp/named"
 existing >"$tmp/existing"
 check 'no row of the hostile cases is empty' full_rows

@@ -68,3 +68,32 @@ refuse() {
         fail "$rule" "no \"$text\" in: $(reason "$tmp/output")"
     fi
 }
+
+# What leaves something out of nbd.h or changes its linkage: a line each.
+CUTS='-DNBD_NO_SOCKETS
+-DNBD_NO_DIAL
+-DNBD_NO_CONVENIENCE
+-DNBD_NO_TEXT
+-DNBD_STATIC
+-DNBD_NO_SOCKETS -DNBD_NO_CONVENIENCE'
+
+# table_rows FILE [CHAPTER]: the rows of its tables, without their heads, cells parted by tabs.
+table_rows() {
+    awk -v chapter="${2:+## $2}" '
+        BEGIN { here = chapter == "" }
+        chapter != "" && /^## / { here = $0 == chapter }
+        !here || !/^\|/ { inside = 0; next }
+        ++inside > 2 {
+            gsub(/^\| *| *\|$/, "")
+            gsub(/ *\| */, "\t")
+            print
+        }
+    ' "$1"
+}
+
+# Prints what it reads as the reason of a failure; there must be nothing.
+nothing() {
+    sed "s/^/error: $1: /" >"$tmp/bad"
+    cat "$tmp/bad"
+    [ ! -s "$tmp/bad" ]
+}

@@ -37,26 +37,6 @@ terms() {
 TERMS
 }
 
-# The rows of the chapter, without the heads of its tables, cells parted by tabs.
-rows() {
-    awk '
-        /^## / { here = $0 == "## Protocol coverage" }
-        !here || !/^\|/ { inside = 0; next }
-        ++inside > 2 {
-            gsub(/^\| *| *\|$/, "")
-            gsub(/ *\| */, "\t")
-            print
-        }
-    ' README.md
-}
-
-# Prints what it reads as the reason of a failure; there must be nothing.
-nothing() {
-    sed "s/^/error: $1: /" >"$tmp/bad"
-    cat "$tmp/bad"
-    [ ! -s "$tmp/bad" ]
-}
-
 full_rows() {
     [ -s "$tmp/rows" ] || { echo 'error: there is no row'; return 1; }
     awk -F "$tab" 'NF != 3 || $1 !~ /[A-Za-z]/ || $2 !~ /[A-Za-z]/ ||
@@ -106,7 +86,7 @@ tests_exist() {
     comm -23 "$tmp/named" "$tmp/existing" | nothing 'no test'
 }
 
-rows >"$tmp/rows"
+table_rows README.md 'Protocol coverage' >"$tmp/rows"
 terms >"$tmp/terms"
 check 'no row of the table is empty' full_rows
 check 'each term of the specification has a row' every_term_has_a_row

@@ -3,12 +3,8 @@
 # nbd.h compiles without a warning, for every compiler, language and option.
 . tests/lib.sh
 
-OPTIONS='
--DNBD_NO_SOCKETS
--DNBD_NO_DIAL
--DNBD_NO_CONVENIENCE
--DNBD_NO_TEXT
--DNBD_STATIC
+OPTIONS="
+$CUTS
 -DNBD_RANGES=1
 -DNBD_RANGES=8
 -DNBD_RANGES=64
@@ -19,10 +15,9 @@ OPTIONS='
 -DNBD_STAGE=64
 -include assert.h -DNBD_ASSERT=assert
 -DNBD_NO_DIAL -DNBD_NO_CONVENIENCE
--DNBD_NO_SOCKETS -DNBD_NO_CONVENIENCE
 -DNBD_NO_SOCKETS -DNBD_NO_CONVENIENCE -DNBD_NO_TEXT -DNBD_STATIC -DNBD_RANGES=1
 -DNBD_NO_DIAL -DNBD_STATIC -DNBD_IOVECS=2 -DNBD_RANGES=8
-'
+"
 POSIX=-D_POSIX_C_SOURCE=200112L
 
 # The command that compiles language $1 with compiler family $2, or nothing.
