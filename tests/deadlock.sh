@@ -5,8 +5,6 @@
 . tests/lib.sh
 . tests/servers.sh
 
-port=$((20000 + $$ % 10000))
-
 serve_noparallel() {
     start nbdkit -f -U "$socket" --filter=noparallel memory 16M serialize="$1"
 }
@@ -21,24 +19,9 @@ serve_file() {
     serve_nbd_server "$tmp/disk"
 }
 
-# The kernel's list tells who listens (0A) on the port.
-port_listens() {
-    grep -q "$(printf ':%04X 00000000:0000 0A ' "$port")" /proc/net/tcp
-}
-
 serve_tcp() {
-    stop
-    while port_listens; do
-        port=$((port + 1))
-    done
-    uri=nbd://127.0.0.1:$port/
-    nbdkit -f -i 127.0.0.1 -p "$port" --filter=noparallel memory 16M >"$tmp/server.log" 2>&1 \
-        </dev/null &
-    server_pid=$!
-    local deadline=$((SECONDS + 60))
-    until port_listens; do
-        [ $SECONDS -lt $deadline ] && kill -0 "$server_pid" 2>/dev/null || return 1
-    done
+    fresh_port
+    launch nbdkit -f -i 127.0.0.1 -p "$port" --filter=noparallel memory 16M
 }
 
 # comes_to_an_end NAME COMMAND SERVE...

@@ -16,7 +16,6 @@ count=${2:-20}
 size=8389843   # no multiple of anything
 blocks=8392704 # a multiple of 4096
 peer=$tmp/differential_libnbd
-tree=${NBD_TRIXIE:-/var/cache/nbd.h-trixie}
 modules= # where nbdkit's filters and plugins are, if it does not know by itself
 
 ### Servers ###
@@ -215,18 +214,6 @@ all_servers() {
     stop
 }
 
-wrap() {
-    mkdir "$tmp/newer"
-    for program in qemu-nbd qemu-img nbdkit nbd-server; do
-        printf '#!/bin/sh\nexec %s --library-path %s --argv0 %s %s "$@"\n' \
-            "$tree/usr/lib64/ld-linux-x86-64.so.2" "$tree/usr/lib/x86_64-linux-gnu" \
-            "$program" "$tree/usr/bin/$program" >"$tmp/newer/$program"
-        chmod +x "$tmp/newer/$program"
-    done
-    PATH=$tmp/newer:$PATH
-    modules=$tree/usr/lib/x86_64-linux-gnu/nbdkit
-}
-
 echo "# seeds $seed to $((seed + count - 1))"
 if echo '#include <libnbd.h>' | $CC -E -x c - >"$tmp/output" 2>&1; then
     # shellcheck disable=SC2086
@@ -242,7 +229,9 @@ else
     skip 'servers of this machine' 'one of nbdkit, qemu-nbd, nbd-server is not installed'
 fi
 if [ -x "$tree/usr/bin/nbd-server" ]; then
-    wrap
+    wrap_newer qemu-nbd qemu-img nbdkit nbd-server
+    PATH=$newer:$PATH
+    modules=$tree/usr/lib/x86_64-linux-gnu/nbdkit
     all_servers ', Debian 13' extended
 else
     skip 'servers of Debian 13' "tests/trixie.sh did not make $tree"

@@ -245,35 +245,6 @@ errors() {
         data='1 @0x1000000 2' error-extents-rate=100% ]
 }
 
-# ended PID: a process of nobody that has ended may stay as a zombie.
-ended() {
-    local deadline=$((SECONDS + 60))
-    while grep -q '^State:.[^Z]' "/proc/$1/status" 2>/dev/null; do
-        if [ $SECONDS -gt $deadline ]; then
-            kill "$1"
-            return 1
-        fi
-    done
-}
-
-leaves_no_server() {
-    rm -f "$tmp/started"
-    timeout 60 $dump -n 1 -- [ sh -c "echo \$\$ >$tmp/started; exec nbdkit -f memory 1M" ] &&
-        ! kill -0 "$(cat "$tmp/started")"
-}
-
-# The server never says anything, and would stay for ever.
-signal_ends_the_server() {
-    local pid
-    rm -f "$tmp/started"
-    mkfifo "$tmp/started" "$tmp/never"
-    $dump -- [ sh -c "echo \$\$ >$tmp/started; read -r line <$tmp/never" ] &
-    read -r pid <"$tmp/started"
-    kill -TERM $!
-    wait $!
-    [ $? = 143 ] && ended "$pid"
-}
-
 # The reader of a pipe goes away in the middle of the dump; -t is to wait for more clients.
 closed_pipe_ends_the_server() {
     head -c 1M /dev/urandom >"$tmp/base" || return 1
@@ -283,8 +254,8 @@ closed_pipe_ends_the_server() {
 }
 
 subprocesses() {
-    check '[ command ] leaves no server' leaves_no_server
-    check '[ command ]: a signal ends the server too' signal_ends_the_server
+    check '[ command ] leaves no server' leaves_no_server $dump -n 1
+    check '[ command ]: a signal ends the server too' signal_ends_the_server $dump
     check '[ command ] without --' equal [ nbdkit memory 100 ]
     check '[ command ] with options behind' equal [ nbdkit memory 100 ] -n 17
     check '[ command ] short options need --' both_fail [ nbdkit -r memory 100 ]

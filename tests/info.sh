@@ -368,35 +368,6 @@ started() {
     done
 }
 
-# ended PID: a process of nobody that has ended may stay as a zombie.
-ended() {
-    local deadline=$((SECONDS + 60))
-    while grep -q '^State:.[^Z]' "/proc/$1/status" 2>/dev/null; do
-        if [ $SECONDS -gt $deadline ]; then
-            kill "$1"
-            return 1
-        fi
-    done
-}
-
-leaves_no_server() {
-    rm -f "$tmp/started"
-    timeout 60 $info -- [ sh -c "echo \$\$ >$tmp/started; exec nbdkit -f memory 1M" ] &&
-        ! kill -0 "$(cat "$tmp/started")"
-}
-
-# The server never says anything, and would stay for ever.
-signal_ends_the_server() {
-    local pid
-    rm -f "$tmp/started"
-    mkfifo "$tmp/started" "$tmp/never"
-    $info -- [ sh -c "echo \$\$ >$tmp/started; read -r line <$tmp/never" ] &
-    read -r pid <"$tmp/started"
-    kill -TERM $!
-    wait $!
-    [ $? = 143 ] && ended "$pid"
-}
-
 subprocesses() {
     started 'nbdkit memory' nbdkit memory 1M
     started 'nbdkit data' nbdkit data data='1 @0x10000 2' size=1000003
@@ -413,8 +384,8 @@ subprocesses() {
     check '[ command ] and a name' equal 1 [ nbdkit memory 1M ] name
     check '[ a server that dies ]' equal 1 --map -- [ nbdkit eval get_size='echo 1M' \
         can_extents='exit 0' pread='exit 0' extents='kill -9 $PPID' ]
-    check '[ command ] leaves no server' leaves_no_server
-    check '[ command ]: a signal ends the server too' signal_ends_the_server
+    check '[ command ] leaves no server' leaves_no_server $info
+    check '[ command ]: a signal ends the server too' signal_ends_the_server $info
 }
 
 qemu_subprocesses() {

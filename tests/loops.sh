@@ -26,12 +26,12 @@ stop_all() {
 
 # start_source COMMAND...: a second server, which listens on $source_socket.
 start_source() {
-    local socket=$source_socket server_pid=
+    local socket=$source_socket server_pid='' started
     stop_source
-    "$@" >"$tmp/server.log" 2>&1 </dev/null &
-    server_pid=$!
+    launch "$@"
+    started=$?
     source_pid=$server_pid
-    ready
+    return $started
 }
 
 serve_image() {

@@ -6,11 +6,8 @@
 . tests/lib.sh
 . tests/servers.sh
 
-tree=${NBD_TRIXIE:-/var/cache/nbd.h-trixie}
-newer=$tmp/newer # wrappers of the programs in the tree
 every=build/tests/every
 copy=build/examples/copy
-port=$((20000 + $$ % 10000))
 capture_pid=
 known=
 
@@ -31,34 +28,14 @@ soon() {
     local deadline=$((SECONDS + 60))
     until "${@:2}"; do
         if [ $SECONDS -gt $deadline ]; then
-            echo "error: $1. $(tail -n 1 "$tmp/log")"
+            echo "error: $1. $(tail -n 1 "$tmp/server.log")"
             return 1
         fi
     done
 }
 
-# The kernel's lists of sockets tell who listens (0A, 0x10000).
-listens() {
-    grep -q " 00010000 .* $socket\$" /proc/net/unix || port_taken
-}
-
-port_taken() {
-    grep -q "$(printf ':%04X 00000000:0000 0A ' "$port")" /proc/net/tcp
-}
-
-# start COMMAND...: starts a server on $socket, or on $port, which is free.
-start() {
-    "$@" >"$tmp/log" 2>&1 </dev/null &
-    server_pid=$!
-    soon 'the server does not listen' listens
-}
-
 fresh() {
-    stop
-    while port_taken; do
-        port=$((port + 1))
-    done
-    uri=nbd://127.0.0.1:$port/
+    fresh_port
     rm -f "$tmp/disk"
 }
 
@@ -68,7 +45,7 @@ serve_qemu() {
     fresh
     "$1qemu-img" create -q -f qcow2 "$tmp/disk" 4M &&
         "$1qemu-img" bitmap --add "$tmp/disk" b0 &&
-        start "$1qemu-nbd" -f qcow2 -t -e 8 -b 127.0.0.1 -p "$port" -A -B b0 --discard=unmap \
+        launch "$1qemu-nbd" -f qcow2 -t -e 8 -b 127.0.0.1 -p "$port" -A -B b0 --discard=unmap \
             "$tmp/disk"
 }
 
@@ -84,12 +61,12 @@ plugin() {
 serve_nbdkit_file() {
     fresh
     truncate -s 4M "$tmp/disk"
-    start "$1nbdkit" -f -i 127.0.0.1 -p "$port" "$(plugin "$1" file)" "$tmp/disk"
+    launch "$1nbdkit" -f -i 127.0.0.1 -p "$port" "$(plugin "$1" file)" "$tmp/disk"
 }
 
 serve_nbdkit_memory() {
     fresh
-    start "$1nbdkit" -f -i 127.0.0.1 -p "$port" "$(plugin "$1" memory)" 4M
+    launch "$1nbdkit" -f -i 127.0.0.1 -p "$port" "$(plugin "$1" memory)" 4M
 }
 
 # With -d it would serve one client only, so it is a daemon.
@@ -100,16 +77,18 @@ serve_nbd_server() {
     printf '%s\n' '[generic]' 'listenaddr = 127.0.0.1' "port = $port" 'allowlist = true' \
         '[disk]' "exportname = $tmp/disk" 'flush = true' 'fua = true' 'trim = true' \
         >"$tmp/nbd-server.conf"
-    "$1nbd-server" -C "$tmp/nbd-server.conf" -p "$tmp/pid" >"$tmp/log" 2>&1 </dev/null || return 1
+    "$1nbd-server" -C "$tmp/nbd-server.conf" -p "$tmp/pid" >"$tmp/server.log" 2>&1 \
+        </dev/null || return 1
     soon 'no file of the pid' [ -s "$tmp/pid" ]
     server_pid=$(cat "$tmp/pid")
-    soon 'the server does not listen' listens
+    ready
 }
 
 # tshark writes the head of its file when it has begun to listen.
 capture() {
     rm -f "$tmp/capture"
-    tshark -q -i lo -B 64 -f "tcp port $port" -w "$tmp/capture" >"$tmp/log" 2>&1 </dev/null &
+    tshark -q -i lo -B 64 -f "tcp port $port" -w "$tmp/capture" >"$tmp/server.log" 2>&1 \
+        </dev/null &
     capture_pid=$!
     soon 'tshark does not start' [ -s "$tmp/capture" ]
 }
@@ -182,7 +161,7 @@ breaks() {
 everything() {
     local name=$1 mode number=0 rule
     if ! "$2" "$3" >"$tmp/output" 2>&1; then
-        fail "$name: starts" "$(tail -n 1 "$tmp/output") $(tail -n 1 "$tmp/log")"
+        fail "$name: starts" "$(tail -n 1 "$tmp/output") $(tail -n 1 "$tmp/server.log")"
         return
     fi
     has tshark && check "$name: tshark starts" capture
@@ -228,8 +207,6 @@ all_of() {
 ### Extended headers ###
 
 serve_unix() {
-    stop
-    uri="nbd+unix:///?socket=$socket"
     start "$newer/qemu-nbd" -t -e 8 -k "$socket" "$@"
 }
 
@@ -358,16 +335,6 @@ layers() {
     stop
 }
 
-wrap() {
-    mkdir "$newer"
-    for program in qemu-nbd qemu-img qemu-io nbdkit nbd-server nbdinfo; do
-        printf '#!/bin/sh\nexec %s --library-path %s --argv0 %s %s "$@"\n' \
-            "$tree/usr/lib64/ld-linux-x86-64.so.2" "$tree/usr/lib/x86_64-linux-gnu" \
-            "$program" "$tree/usr/bin/$program" >"$newer/$program"
-        chmod +x "$newer/$program"
-    done
-}
-
 if has qemu-nbd && has nbdkit && has nbd-server; then
     all_of 'of this machine' '' 'STARTTLS EXTENDED_HEADERS' \
         'STARTTLS STRUCTURED_REPLY EXTENDED_HEADERS' info_go_differ
@@ -375,7 +342,7 @@ else
     skip 'servers of this machine' 'one of qemu-nbd, nbdkit, nbd-server is not installed'
 fi
 if [ -x "$tree/usr/bin/nbd-server" ]; then
-    wrap
+    wrap_newer qemu-nbd qemu-img qemu-io nbdkit nbd-server nbdinfo
     all_of 'of Debian 13' "$newer/" STARTTLS \
         'STARTTLS EXTENDED_HEADERS LIST_META_CONTEXT SET_META_CONTEXT' simple_read
     extended_copies
