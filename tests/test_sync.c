@@ -4,10 +4,10 @@
 #define NBD_IMPLEMENTATION
 #include "nbd.h"
 #include "check.h"
+#include "stream.h"
 
 enum {
     LOG = 64,
-    STREAM = 1 << 20,
     ANSWERS = 4,
     EXPORT = 1 << 20,
     OFFERS = 0x1 | 0x4 | 0x8 | 0x20 | 0x40 | 0x400, // FLUSH, FUA, TRIM, WRITE_ZEROES, CACHE
@@ -45,10 +45,9 @@ static struct server {
 
     wire_request log[LOG];
     int count;
-    unsigned char in[STREAM], out[STREAM];
-    size_t in_size, in_done, out_size, out_done;
-    int stage; // 0: client flags, 1: options, 2: transmission, 3: over
 } server;
+
+enum { STAGE_SILENT = STAGE_OVER + 1 }; // the session is over, the stream is not
 
 static nbd_client client;
 static nbd_slot slots[2];
@@ -61,41 +60,6 @@ static nbd_sync sync_;
 static unsigned char byte_at(uint64_t place)
 {
     return (unsigned char)(place * 7 + place / 251);
-}
-
-static void put(uint64_t value, unsigned width)
-{
-    CHECK(server.out_size + width <= STREAM);
-    while (width--)
-        server.out[server.out_size++] = (unsigned char)(value >> (8 * width));
-}
-
-static void put_text(const char *text)
-{
-    while (*text)
-        put((unsigned char)*text++, 1);
-}
-
-static uint64_t get(size_t at, unsigned width)
-{
-    uint64_t value = 0;
-
-    while (width--)
-        value = value << 8 | server.in[server.in_done + at++];
-    return value;
-}
-
-static size_t arrived(void)
-{
-    return server.in_size - server.in_done;
-}
-
-static void option_reply(uint64_t option, uint32_t type, size_t size)
-{
-    put(UINT64_C(0x0003E889045565A9), 8);
-    put(option, 4);
-    put(type, 4);
-    put(size, 4);
 }
 
 static void answer_go(void)
@@ -112,7 +76,7 @@ static void answer_go(void)
         put(server.maximum, 4);
     }
     option_reply(OPT_GO, 1, 0);
-    server.stage = 2;
+    stream.stage = STAGE_TRANSMISSION;
 }
 
 static void answer_option(uint64_t option)
@@ -127,7 +91,7 @@ static void answer_option(uint64_t option)
         }
     }
     if (how == HANG_UP) {
-        server.stage = 3;
+        stream.stage = STAGE_OVER;
     } else if (how == ACCEPT && option == OPT_GO) {
         answer_go();
     } else if (how == ACCEPT) {
@@ -145,7 +109,7 @@ static size_t take_option(void)
     if (arrived() >= size) size += (size_t)get(12, 4);
     if (arrived() < size) return 0;
     if (get(8, 4) == NBD_OPTION_ABORT) {
-        server.stage = 3;
+        stream.stage = STAGE_OVER;
     } else {
         answer_option(get(8, 4));
     }
@@ -180,7 +144,7 @@ static size_t take_request(void)
     payload = request.type == WIRE_WRITE ? (size_t)request.size : 0;
     if (arrived() < HEADER + payload) return 0;
     if (request.type == WIRE_DISC) {
-        server.stage = server.stays ? 4 : 3;
+        stream.stage = server.stays ? STAGE_SILENT : STAGE_OVER;
         return HEADER;
     }
     CHECK(server.count < LOG);
@@ -196,15 +160,16 @@ static void serve(void)
     size_t taken = 1;
 
     while (taken && arrived()) {
-        if (server.stage == 0) {
+        if (stream.stage == STAGE_FLAGS) {
             taken = arrived() < 4 ? 0 : 4;
-            server.stage = taken ? 1 : 0;
+            stream.stage = taken ? STAGE_OPTIONS : STAGE_FLAGS;
         } else {
-            taken = server.stage == 1 ? take_option() : server.stage == 2 ? take_request() : 0;
+            taken = stream.stage == STAGE_OPTIONS        ? take_option()
+                    : stream.stage == STAGE_TRANSMISSION ? take_request()
+                                                         : 0;
         }
-        server.in_done += taken;
+        took(taken);
     }
-    if (server.in_done == server.in_size) server.in_done = server.in_size = 0;
 }
 
 /// The transport ///
@@ -217,42 +182,19 @@ static int wait_does, wait_times, wait_timeout_ms;
 static size_t receive_most; // bytes in a call
 static uint64_t received;
 
-static ptrdiff_t hook_send(void *context, const nbd_iovec *iov, unsigned count, unsigned flags)
-{
-    size_t total = 0;
-    unsigned i;
-
-    (void)context;
-    (void)flags;
-    for (i = 0; i < count; i++) {
-        CHECK(iov[i].size <= STREAM - server.in_size);
-        memcpy(server.in + server.in_size, iov[i].base, iov[i].size);
-        server.in_size += iov[i].size;
-        total += iov[i].size;
-    }
-    serve();
-    return (ptrdiff_t)total;
-}
-
 static ptrdiff_t hook_recv(void *context, const nbd_iovec *iov, unsigned count)
 {
-    size_t left = server.out_size - server.out_done, size = iov[0].size;
+    size_t size = iov[0].size;
 
     (void)context;
     (void)count;
-    if (left == 0 && server.endless && server.count) {
+    if (stream.out_size == stream.out_done && server.endless && server.count) {
         if (size > 1 << 16) size = 1 << 16;
         memset(iov[0].base, 0, size);
         received += size;
         return (ptrdiff_t)size;
     }
-    if (left == 0) return server.stage == 3 ? NBD_IO_EOF : NBD_IO_READ;
-    if (size > left) size = left;
-    if (receive_most && size > receive_most) size = receive_most;
-    memcpy(iov[0].base, server.out + server.out_done, size);
-    server.out_done += size;
-    if (server.out_done == server.out_size) server.out_done = server.out_size = 0;
-    return (ptrdiff_t)size;
+    return stream_recv(iov, receive_most ? receive_most : STREAM);
 }
 
 static int hook_wait(void *context, unsigned wants, int *timeout_ms)
@@ -267,10 +209,7 @@ static int hook_wait(void *context, unsigned wants, int *timeout_ms)
         *timeout_ms = 0;
         return (int)wants;
     }
-    if (server.out_done < server.out_size || server.stage == 3) return (int)wants;
-    if (wants & NBD_WANT_WRITE) return NBD_WANT_WRITE;
-    if (*timeout_ms > 0) *timeout_ms = 0;
-    return 0;
+    return stream_wait(wants, timeout_ms);
 }
 
 static nbd_transport transport = {0, NULL, hook_send, hook_recv, hook_wait, NULL};
@@ -280,15 +219,14 @@ static nbd_transport transport = {0, NULL, hook_send, hook_recv, hook_wait, NULL
 static void set_server(void)
 {
     memset(&server, 0, sizeof server);
+    memset(&stream, 0, sizeof stream);
     server.size = EXPORT;
     waits = wait_times = 0;
     receive_most = 0;
     received = 0;
     transport.wait = hook_wait;
     memset(memory, 0xAA, sizeof memory);
-    put(UINT64_C(0x4E42444D41474943), 8);
-    put(UINT64_C(0x49484156454F5054), 8);
-    put(3, 2);
+    put_greeting();
 }
 
 static int connect_with(uint32_t config_flags)
@@ -706,7 +644,7 @@ static void close_gives_up_a_server_that_stays(void)
     server.stays = 1;
     open_server();
     CHECK_EQUAL(nbd_sync_close(&sync_), NBD_ERR_TIMEOUT);
-    CHECK_EQUAL(server.stage, 4);
+    CHECK_EQUAL(stream.stage, STAGE_SILENT);
     CHECK_EQUAL(nbd_phase(&client), NBD_PHASE_IDLE);
     CHECK_EQUAL(nbd_sync_close(&sync_), 0);
 }
@@ -716,11 +654,11 @@ static void server_that_hangs_up_ends_the_call(void)
     set_server();
     server.silent_at = 1;
     open_server();
-    server.stage = 2;
+    stream.stage = STAGE_TRANSMISSION;
     CHECK_EQUAL(nbd_sync_flush(&sync_), NBD_ERR_TIMEOUT);
     set_server();
     open_server();
-    server.stage = 3; // before it has heard anything
+    stream.stage = STAGE_OVER; // before it has heard anything
     CHECK_EQUAL(nbd_sync_flush(&sync_), NBD_ERR_CLOSED);
     CHECK_EQUAL(nbd_sync_close(&sync_), 0);
 }

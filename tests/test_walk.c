@@ -4,12 +4,12 @@
 #define NBD_IMPLEMENTATION
 #include "nbd.h"
 #include "check.h"
+#include "stream.h"
 
 enum {
     CONTEXTS = 3,
     DISK = 1 << 16, // bytes of the export that are kept
     LOG = 4096,
-    STREAM = 1 << 20,
     ANSWERS = 8,
     READ_ONLY = 0x2,
     // What the server offers: FLUSH, FUA, TRIM, WRITE_ZEROES, FAST_ZERO.
@@ -58,13 +58,6 @@ static struct server {
     wire_request log[LOG];
     int count;
     uint64_t extents; // sent
-    unsigned char in[STREAM];
-    size_t in_size;
-    size_t in_done;
-    unsigned char out[STREAM];
-    size_t out_size;
-    size_t out_done;
-    int stage; // 0: client flags, 1: options, 2: transmission, 3: over
     unsigned char disk[DISK];
 } server;
 
@@ -76,43 +69,6 @@ static nbd_sync sync_;
 static const char *const queries[] = {"a:a", "b:b", "c:c"};
 
 /// The server's side of the wire ///
-
-static void put(uint64_t value, unsigned width)
-{
-    CHECK(server.out_size + width <= STREAM);
-    while (width--)
-        server.out[server.out_size++] = (unsigned char)(value >> (8 * width));
-}
-
-static void put_text(const char *text)
-{
-    CHECK(server.out_size + strlen(text) <= STREAM);
-    memcpy(server.out + server.out_size, text, strlen(text));
-    server.out_size += strlen(text);
-}
-
-static uint64_t get(size_t at, unsigned width)
-{
-    uint64_t value = 0;
-
-    CHECK(server.in_done + at + width <= server.in_size);
-    while (width--)
-        value = value << 8 | server.in[server.in_done + at++];
-    return value;
-}
-
-static size_t arrived(void)
-{
-    return server.in_size - server.in_done;
-}
-
-static void option_reply(uint32_t option, uint32_t type, uint32_t size)
-{
-    put(UINT64_C(0x0003E889045565A9), 8);
-    put(option, 4);
-    put(type, 4);
-    put(size, 4);
-}
 
 static void answer_set_meta(void)
 {
@@ -142,7 +98,7 @@ static void answer_go(void)
         put(server.maximum, 4);
     }
     option_reply(7, 1, 0);
-    server.stage = 2;
+    stream.stage = STAGE_TRANSMISSION;
 }
 
 static size_t take_option(void)
@@ -177,10 +133,10 @@ static void put_chunk(unsigned type, uint64_t size)
 static void put_last_chunk(uint32_t error)
 {
     static const char text[] = "because\n";
-    size_t at = server.out_size;
+    size_t at = stream.out_size;
 
     put_chunk(error ? 0x8001 : 0, error ? 6 + strlen(text) : 0);
-    server.out[at + 5] = 1;
+    stream.out[at + 5] = 1;
     if (!error) return;
     put(error, 4);
     put(strlen(text), 2);
@@ -208,10 +164,10 @@ static uint64_t extent_end(uint32_t context, uint64_t place, uint64_t *flags)
 static void put_context(uint32_t context, uint64_t from, uint64_t to)
 {
     unsigned width = server.extended ? 8 : 4, sent = 0;
-    size_t head = server.out_size, length;
+    size_t head = stream.out_size, length;
 
     put_chunk(server.extended ? 6 : 5, 0);
-    length = server.out_size - width;
+    length = stream.out_size - width;
     put(100 + context, 4);
     if (server.extended) put(0, 4);
     if (server.stuck && from >= server.stuck_at) to = from + 1;
@@ -229,16 +185,16 @@ static void put_context(uint32_t context, uint64_t from, uint64_t to)
     }
     server.extents += sent;
     if (server.extended) {
-        size_t end = server.out_size;
+        size_t end = stream.out_size;
 
-        server.out_size = length + 8 + 4;
+        stream.out_size = length + 8 + 4;
         put(sent, 4);
-        server.out_size = end;
+        stream.out_size = end;
     }
-    head = server.out_size;
-    server.out_size = length;
+    head = stream.out_size;
+    stream.out_size = length;
     put(head - length - width, width);
-    server.out_size = head;
+    stream.out_size = head;
 }
 
 static uint32_t error_of(const wire_request *request)
@@ -261,7 +217,7 @@ static void do_write(const wire_request *request, size_t header)
         uint64_t place = request->offset + k;
         unsigned char byte = 0;
 
-        if (request->type == WIRE_WRITE) byte = server.in[server.in_done + header + (size_t)k];
+        if (request->type == WIRE_WRITE) byte = stream.in[stream.in_done + header + (size_t)k];
         CHECK_EQUAL(byte, 0);
         if (place >= DISK) break;
         server.disk[place] = byte;
@@ -293,7 +249,7 @@ static size_t take_request(void)
     request.offset = get(16, 8);
     request.size = get(24, server.extended ? 8 : 4);
     if (request.type == WIRE_DISC) {
-        server.stage = 3;
+        stream.stage = STAGE_OVER;
         return header;
     }
     if (request.type == WIRE_WRITE) {
@@ -314,61 +270,32 @@ static void serve(void)
     size_t taken = 1;
 
     while (taken && arrived()) {
-        switch (server.stage) {
-        case 0:
+        switch (stream.stage) {
+        case STAGE_FLAGS:
             taken = arrived() < 4 ? 0 : 4;
-            if (taken) server.stage = 1;
+            if (taken) stream.stage = STAGE_OPTIONS;
             break;
-        case 1: taken = take_option(); break;
-        case 2: taken = take_request(); break;
+        case STAGE_OPTIONS: taken = take_option(); break;
+        case STAGE_TRANSMISSION: taken = take_request(); break;
         default: check_fail(__FILE__, __LINE__, "bytes behind the disconnect");
         }
-        server.in_done += taken;
+        took(taken);
     }
-    if (server.in_done == server.in_size) server.in_done = server.in_size = 0;
 }
 
 /// The transport ///
 
-static ptrdiff_t hook_send(void *context, const nbd_iovec *iov, unsigned count, unsigned flags)
-{
-    size_t total = 0;
-    unsigned i;
-
-    (void)context;
-    (void)flags;
-    for (i = 0; i < count; i++) {
-        CHECK(iov[i].size <= STREAM - server.in_size);
-        memcpy(server.in + server.in_size, iov[i].base, iov[i].size);
-        server.in_size += iov[i].size;
-        total += iov[i].size;
-    }
-    serve();
-    return (ptrdiff_t)total;
-}
-
 static ptrdiff_t hook_recv(void *context, const nbd_iovec *iov, unsigned count)
 {
-    size_t left = server.out_size - server.out_done, size = iov[0].size;
-
     (void)context;
     (void)count;
-    if (left == 0) return server.stage == 3 ? NBD_IO_EOF : NBD_IO_READ;
-    if (size > left) size = left;
-    memcpy(iov[0].base, server.out + server.out_done, size);
-    server.out_done += size;
-    if (server.out_done == server.out_size) server.out_done = server.out_size = 0;
-    return (ptrdiff_t)size;
+    return stream_recv(iov, STREAM);
 }
 
-// The server has answered all that it was sent: who waits for more waits for ever.
 static int hook_wait(void *context, unsigned wants, int *timeout_ms)
 {
     (void)context;
-    if (server.out_done < server.out_size || server.stage == 3) return (int)wants;
-    if (wants & NBD_WANT_WRITE) return NBD_WANT_WRITE;
-    *timeout_ms = 0;
-    return 0;
+    return stream_wait(wants, timeout_ms);
 }
 
 static const nbd_transport transport = {0, NULL, hook_send, hook_recv, hook_wait, NULL};
@@ -379,6 +306,7 @@ static const nbd_transport transport = {0, NULL, hook_send, hook_recv, hook_wait
 static void set_server(int extended, uint64_t size, unsigned flags)
 {
     memset(&server, 0, sizeof server);
+    memset(&stream, 0, sizeof stream);
     memset(server.disk, 0xAA, DISK);
     server.extended = extended;
     server.size = size;
@@ -397,9 +325,7 @@ static void open_server(void)
 {
     nbd_config config = NBD_ZERO;
 
-    put(UINT64_C(0x4E42444D41474943), 8);
-    put(UINT64_C(0x49484156454F5054), 8);
-    put(3, 2);
+    put_greeting();
     config.slots = slots;
     config.slot_count = 2;
     config.buffer = buffer;
