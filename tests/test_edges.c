@@ -133,21 +133,6 @@ static void message_of_4097_bytes_ends_it(script *s)
     die(s, r, NBD_ERR_PROTOCOL);
 }
 
-static void message_of_4096_bytes_is_told(script *s)
-{
-    static char text[4097];
-    int r;
-
-    memset(text, 't', 4096);
-    open_session(s, NBD_PROTOCOL_STRUCTURED);
-    r = client_issues(s, NBD_FLUSH, 0, 0, 0);
-    want_request(s, r);
-    send_error(s, r, DONE, 5, text);
-    see_message(s, r, 0, NBD_EIO, text);
-    see_done(s, r, NBD_EIO);
-    close_session(s);
-}
-
 static void error_offset_of_seven_bytes_ends_it(script *s)
 {
     int r;
@@ -1340,7 +1325,6 @@ static const session edge_sessions[] = {
     SESSION_OF(extended_write_of_no_bytes_says_that_it_has_a_payload),
     SESSION_OF(block_status_of_no_bytes_has_no_extent),
     SESSION_OF(message_of_4097_bytes_ends_it),
-    SESSION_OF(message_of_4096_bytes_is_told),
     SESSION_OF(error_offset_of_seven_bytes_ends_it),
     SESSION_OF(error_offset_of_a_flush_is_zero),
     SESSION_OF(disconnect_while_go_is_under_way_ends_behind_it),
