@@ -250,6 +250,26 @@ static inline void bench_watch(bench_worker *w, unsigned i, uint32_t events, uin
     w->syscalls++;
 }
 
+// Goes on with connection i, for which `events` came, until it has to wait; returns whether
+// it has requests left.
+typedef int bench_serve(bench_worker *w, unsigned i, uint32_t events);
+
+// All connections of a worker in one epoll set; each begins as if `first` had come.
+static inline void bench_run_many(bench_worker *w, bench_serve *serve, uint32_t first)
+{
+    struct epoll_event events[BENCH_EVENTS];
+    unsigned i, busy = 0;
+    int k, count;
+    for (i = 0; i < w->connections; i++)
+        busy += (unsigned)serve(w, i, first);
+    while (busy > 0) {
+        count = epoll_wait(w->epoll, events, BENCH_EVENTS, -1);
+        w->syscalls++;
+        for (k = 0; k < count; k++)
+            if (!serve(w, events[k].data.u32, events[k].events)) busy--;
+    }
+}
+
 // What a program does with the connections of one worker.  Whatever fails is bench_die.
 typedef struct bench_program {
     const char *name;

@@ -203,34 +203,18 @@ static void run_blocking(bench_worker *w, connection *c)
     }
 }
 
-// Goes on with a connection until it has to wait; returns whether requests are in flight.
-static int serve(bench_worker *w, connection *c, unsigned ready)
+static int serve(bench_worker *w, unsigned i, uint32_t events)
 {
-    int more = (ready & ~(unsigned)EPOLLOUT) != 0;
-    if (ready & EPOLLOUT) flush(w, c);
+    connection *c = (connection *)w->state + i;
+    int more = (events & ~(uint32_t)EPOLLOUT) != 0;
+    if (events & EPOLLOUT) flush(w, c);
     while (more && c->unfinished > 0) {
         more = fill(w, c);
         parse(c);
         if (!c->blocked) flush(w, c);
     }
-    bench_watch(w, (unsigned)(c - (connection *)w->state),
-                c->out_count > 0 ? EPOLLIN | EPOLLOUT : EPOLLIN, &c->watched);
+    bench_watch(w, i, c->out_count > 0 ? EPOLLIN | EPOLLOUT : EPOLLIN, &c->watched);
     return c->unfinished > 0;
-}
-
-static void run_polling(bench_worker *w, connection *c)
-{
-    struct epoll_event events[BENCH_EVENTS];
-    unsigned i, busy = 0;
-    int k, count;
-    for (i = 0; i < w->connections; i++)
-        busy += (unsigned)serve(w, &c[i], EPOLLOUT);
-    while (busy > 0) {
-        count = epoll_wait(w->epoll, events, BENCH_EVENTS, -1);
-        w->syscalls++;
-        for (k = 0; k < count; k++)
-            if (!serve(w, &c[events[k].data.u32], events[k].events)) busy--;
-    }
 }
 
 static int is_blocking(const bench_worker *w)
@@ -250,7 +234,7 @@ static void run(bench_worker *w)
     if (is_blocking(w)) {
         run_blocking(w, c);
     } else {
-        run_polling(w, c);
+        bench_run_many(w, serve, EPOLLOUT);
     }
     for (i = 0; i < w->connections; i++)
         w->finished += w->options->count - c[i].unfinished;

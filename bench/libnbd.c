@@ -122,9 +122,9 @@ static void run_one(connection *c)
         if (nbd_poll(c->nbd, -1) < 0) die("nbd_poll");
 }
 
-// Goes on with a connection; returns whether requests are in flight.
-static int serve(bench_worker *w, connection *c, uint32_t ready)
+static int serve(bench_worker *w, unsigned i, uint32_t ready)
 {
+    connection *c = (connection *)w->state + i;
     uint32_t events = 0;
     unsigned direction;
     if (ready & ~(uint32_t)EPOLLOUT) {
@@ -136,22 +136,8 @@ static int serve(bench_worker *w, connection *c, uint32_t ready)
     direction = nbd_aio_get_direction(c->nbd);
     if (direction & LIBNBD_AIO_DIRECTION_READ) events |= EPOLLIN;
     if (direction & LIBNBD_AIO_DIRECTION_WRITE) events |= EPOLLOUT;
-    bench_watch(w, (unsigned)(c - (connection *)w->state), events, &c->watched);
+    bench_watch(w, i, events, &c->watched);
     return c->in_flight > 0;
-}
-
-static void run_many(bench_worker *w, connection *c)
-{
-    struct epoll_event events[BENCH_EVENTS];
-    unsigned i, busy = 0;
-    int k, count;
-    for (i = 0; i < w->connections; i++)
-        busy += (unsigned)serve(w, &c[i], 0);
-    while (busy > 0) {
-        count = epoll_wait(w->epoll, events, BENCH_EVENTS, -1);
-        for (k = 0; k < count; k++)
-            if (!serve(w, &c[events[k].data.u32], events[k].events)) busy--;
-    }
 }
 
 static void run(bench_worker *w)
@@ -161,7 +147,7 @@ static void run(bench_worker *w)
     if (w->connections == 1) {
         run_one(c);
     } else {
-        run_many(w, c);
+        bench_run_many(w, serve, 0);
     }
     for (i = 0; i < w->connections; i++)
         w->finished += w->options->count - c[i].cursor.left - c[i].in_flight;

@@ -150,11 +150,13 @@ static void run_one(bench_worker *w, connection *c)
     }
 }
 
-// Goes on with a connection until it has to wait; returns whether requests are in flight.
-static int serve(bench_worker *w, connection *c, unsigned ready)
+static int serve(bench_worker *w, unsigned i, uint32_t came)
 {
-    unsigned wants;
+    connection *c = (connection *)w->state + i;
+    unsigned wants, ready = 0;
     uint32_t events = 0;
+    if (came & ~(uint32_t)EPOLLOUT) ready |= NBD_WANT_READ;
+    if (came & ~(uint32_t)EPOLLIN) ready |= NBD_WANT_WRITE;
     do {
         move(c, ready);
         ready = 0;
@@ -162,27 +164,8 @@ static int serve(bench_worker *w, connection *c, unsigned ready)
     } while (c->in_flight > 0 && (wants & NBD_WANT_NOW));
     if (wants & NBD_WANT_READ) events |= EPOLLIN;
     if (wants & NBD_WANT_WRITE) events |= EPOLLOUT;
-    bench_watch(w, (unsigned)(c - (connection *)w->state), events, &c->watched);
+    bench_watch(w, i, events, &c->watched);
     return c->in_flight > 0;
-}
-
-static void run_many(bench_worker *w, connection *c)
-{
-    struct epoll_event events[BENCH_EVENTS];
-    unsigned i, busy = 0;
-    int k, count;
-    for (i = 0; i < w->connections; i++)
-        busy += (unsigned)serve(w, &c[i], 0);
-    while (busy > 0) {
-        count = epoll_wait(w->epoll, events, BENCH_EVENTS, -1);
-        w->syscalls++;
-        for (k = 0; k < count; k++) {
-            unsigned ready = 0;
-            if (events[k].events & ~(unsigned)EPOLLOUT) ready |= NBD_WANT_READ;
-            if (events[k].events & ~(unsigned)EPOLLIN) ready |= NBD_WANT_WRITE;
-            if (!serve(w, &c[events[k].data.u32], ready)) busy--;
-        }
-    }
 }
 
 static void run(bench_worker *w)
@@ -197,7 +180,7 @@ static void run(bench_worker *w)
     if (w->connections == 1) {
         run_one(w, c);
     } else {
-        run_many(w, c);
+        bench_run_many(w, serve, 0);
     }
     for (i = 0; i < w->connections; i++) {
         const nbd_counters *counters = nbd_count(&c[i].client);
