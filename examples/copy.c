@@ -275,16 +275,15 @@ static void become_server(const side *s, int listener)
 // name of the socket is gone at once, and a server that ends at once is seen to.
 static int start_server(side *s, nbd_sync *sync)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    nbd_address address = {.kind = NBD_ADDRESS_UNIX, .path = at.sun_path};
     char directory[] = "/tmp/nbd-copy-XXXXXX";
     int error = -1, listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (listener < 0 || !mkdtemp(directory)) return fail_errno(s, "cannot start it: ");
-    snprintf(address.sun_path, sizeof address.sun_path, "%s/socket", directory);
-    s->uri.address.kind = NBD_ADDRESS_UNIX;
-    s->uri.address.path = address.sun_path;
-    if (!bind(listener, (struct sockaddr *)&address, sizeof address) && !listen(listener, 1))
-        error = nbd_sync_dial(sync, &s->uri.address);
-    unlink(address.sun_path);
+    snprintf(at.sun_path, sizeof at.sun_path, "%s/socket", directory);
+    if (!bind(listener, (struct sockaddr *)&at, sizeof at) && !listen(listener, 1))
+        error = nbd_sync_dial(sync, &address);
+    unlink(at.sun_path);
     rmdir(directory);
     if (!error) s->server = fork();
     if (!error && s->server == 0) become_server(s, listener);
