@@ -169,60 +169,60 @@ extern "C" {
 // clang-format off
 #define NBD_ERRORS(X) \
     X(NBD_OK, 0, "success") \
-    X(NBD_EPERM, 1, "operation not permitted (server)") \
-    X(NBD_EIO, 5, "input/output error (server)") \
-    X(NBD_ENOMEM, 12, "cannot allocate memory (server)") \
-    X(NBD_EINVAL, 22, "invalid argument (server)") \
-    X(NBD_ENOSPC, 28, "no space left on device (server)") \
-    X(NBD_EOVERFLOW, 75, "value too large (server)") \
-    X(NBD_ENOTSUP, 95, "operation not supported (server)") \
+    X(NBD_EPERM, 1, "operation not permitted") \
+    X(NBD_EIO, 5, "input/output error") \
+    X(NBD_ENOMEM, 12, "cannot allocate memory") \
+    X(NBD_EINVAL, 22, "invalid argument") \
+    X(NBD_ENOSPC, 28, "no space left on device") \
+    X(NBD_EOVERFLOW, 75, "value too large") \
+    X(NBD_ENOTSUP, 95, "operation not supported") \
     X(NBD_ESHUTDOWN, 108, "server is shutting down") \
     /* Misuse or refusal on this side: nothing was done, nothing was sent. */ \
-    X(NBD_ERR_ARG, -1, "argument missing, not allowed here, or out of range") \
-    X(NBD_ERR_STATE, -2, "call not allowed in this state") \
+    X(NBD_ERR_ARG, -1, "argument missing, not allowed or out of range") \
+    X(NBD_ERR_STATE, -2, "not allowed in this state") \
     X(NBD_ERR_FULL, -3, "every request slot is taken") \
-    X(NBD_ERR_ABI, -4, "compiled with other layout macros or version than the implementation") \
-    X(NBD_ERR_BUFFER, -5, "memory too small, or buffer above 2^31 - 1 bytes") \
-    X(NBD_ERR_BOUNDS, -6, "request runs past the end of the export") \
-    X(NBD_ERR_BLOCK_SIZE, -7, "offset or size is no multiple of the minimum block size") \
+    X(NBD_ERR_ABI, -4, "compiled with another layout or version") \
+    X(NBD_ERR_BUFFER, -5, "memory too small, or above 2^31 - 1") \
+    X(NBD_ERR_BOUNDS, -6, "past the end of the export") \
+    X(NBD_ERR_BLOCK_SIZE, -7, "no multiple of the minimum block size") \
     X(NBD_ERR_READ_ONLY, -8, "export is read-only") \
-    X(NBD_ERR_UNSUPPORTED, -9, "server does not offer this command, flag or option") \
+    X(NBD_ERR_UNSUPPORTED, -9, "not offered by the server") \
     X(NBD_ERR_ZERO_SIZE, -10, "size is zero") \
-    X(NBD_ERR_PAYLOAD, -11, "size exceeds the maximum payload or what the header can say") \
-    X(NBD_ERR_NAME, -12, "name or query longer than 4096 bytes, or option too long") \
+    X(NBD_ERR_PAYLOAD, -11, "size above the maximum payload") \
+    X(NBD_ERR_NAME, -12, "name or option too long") \
     X(NBD_ERR_BUSY, -13, "other requests are in flight") \
     /* The connection is over; every request in flight finishes with it. */ \
     X(NBD_ERR_CLOSED, -20, "server closed the connection") \
-    X(NBD_ERR_TRUNCATED, -21, "server closed the connection in the middle of a message") \
+    X(NBD_ERR_TRUNCATED, -21, "connection closed in the middle of a message") \
     X(NBD_ERR_TRANSPORT, -22, "transport failed") \
     X(NBD_ERR_PROTOCOL, -23, "server broke the protocol") \
     X(NBD_ERR_NOT_NBD, -24, "not an NBD server") \
-    X(NBD_ERR_OLDSTYLE, -25, "oldstyle server: no export names, no TLS") \
-    X(NBD_ERR_TLS, -26, "TLS is required, but the server does not start it") \
-    X(NBD_ERR_INJECTED, -27, "bytes in clear behind the start of TLS") \
-    X(NBD_ERR_ABANDONED, -28, "connection abandoned by the caller") \
+    X(NBD_ERR_OLDSTYLE, -25, "oldstyle server, no export names") \
+    X(NBD_ERR_TLS, -26, "TLS is required, but not started") \
+    X(NBD_ERR_INJECTED, -27, "bytes in clear behind STARTTLS") \
+    X(NBD_ERR_ABANDONED, -28, "connection abandoned") \
     /* One request fails, the connection lives. */ \
-    X(NBD_ERR_GAP, -40, "server said success without sending every byte") \
-    X(NBD_ERR_OVERLAP, -41, "server sent the same bytes twice") \
-    X(NBD_ERR_FRAGMENTED, -42, "reply in more pieces than NBD_RANGES can prove") \
+    X(NBD_ERR_GAP, -40, "success without every byte") \
+    X(NBD_ERR_OVERLAP, -41, "same bytes sent twice") \
+    X(NBD_ERR_FRAGMENTED, -42, "more pieces than NBD_RANGES") \
     /* Convenience and sockets. */ \
     X(NBD_ERR_URI, -60, "not a valid NBD URI") \
     X(NBD_ERR_RESOLVE, -61, "host name not found") \
     X(NBD_ERR_CONNECT, -62, "cannot connect") \
-    X(NBD_ERR_TIMEOUT, -63, "timed out; the connection was abandoned") \
+    X(NBD_ERR_TIMEOUT, -63, "timed out, connection abandoned") \
     X(NBD_ERR_SOCKET, -64, "socket cannot be used") \
     /* The server refused an option. */ \
-    X(NBD_REP_ERR_UNSUP, -101, "option not supported by the server") \
-    X(NBD_REP_ERR_POLICY, -102, "option forbidden by the server's policy") \
-    X(NBD_REP_ERR_INVALID, -103, "option invalid for the server") \
-    X(NBD_REP_ERR_PLATFORM, -104, "option not supported on the server's platform") \
+    X(NBD_REP_ERR_UNSUP, -101, "option not supported") \
+    X(NBD_REP_ERR_POLICY, -102, "option forbidden by policy") \
+    X(NBD_REP_ERR_INVALID, -103, "option invalid") \
+    X(NBD_REP_ERR_PLATFORM, -104, "option not supported on this platform") \
     X(NBD_REP_ERR_TLS_REQD, -105, "server requires TLS") \
-    X(NBD_REP_ERR_UNKNOWN, -106, "export not known to the server") \
+    X(NBD_REP_ERR_UNKNOWN, -106, "export not known") \
     X(NBD_REP_ERR_SHUTDOWN, -107, "server is shutting down") \
-    X(NBD_REP_ERR_BLOCK_SIZE_REQD, -108, "server requires that block sizes be asked for") \
-    X(NBD_REP_ERR_TOO_BIG, -109, "option too big for the server") \
+    X(NBD_REP_ERR_BLOCK_SIZE_REQD, -108, "server requires block sizes") \
+    X(NBD_REP_ERR_TOO_BIG, -109, "option too big") \
     X(NBD_REP_ERR_EXT_HEADER_REQD, -110, "server requires extended headers") \
-    X(NBD_REP_ERR_OTHER, -111, "server refused the option for a reason unknown here")
+    X(NBD_REP_ERR_OTHER, -111, "option refused")
 // clang-format on
 
 #define NBDI_ENUM(name, value, text) name = value,
@@ -448,7 +448,12 @@ typedef struct nbd_counters {
 
 // One request.  All of it is private; give an array of them to nbd_init.
 typedef struct nbd_slot {
-    uint64_t id; // Private from here on
+    uint8_t command; // Private from here on
+    uint8_t flags;
+    uint8_t state;
+    int16_t error;
+    uint16_t next;
+    uint64_t id;
     uint64_t offset;
     uint64_t size;
     uint64_t error_offset;
@@ -459,12 +464,7 @@ typedef struct nbd_slot {
     void *user;
     uint32_t iov_count;
     uint32_t server_error;
-    int16_t error;
-    uint16_t next;
-    uint8_t command;
-    uint8_t flags;
-    uint8_t state;
-    uint8_t range_count;
+    uint32_t range_count;
     uint32_t range[NBD_RANGES][2];
 } nbd_slot;
 
@@ -494,6 +494,9 @@ typedef struct nbd_context {
 #define NBD_UNCHECKED_UNSUPPORTED 0x0800u
 #define NBD_UNCHECKED_ZERO_SIZE 0x1000u
 #define NBD_UNCHECKED_PAYLOAD 0x2000u
+// Each overlooks a handshake flag of the server, for testing servers.
+#define NBD_WITHOUT_FIXED_NEWSTYLE 0x4000u
+#define NBD_WITHOUT_NO_ZEROES 0x8000u
 
 // Sizes for nbd_config.buffer, usable as array bounds.  A header area for
 // queued commands takes min(32 * slots, a quarter) of it; the rest reads ahead.
@@ -520,9 +523,6 @@ typedef struct nbd_config {
     // least 1 with queries.  Contexts beyond it end the session.
     uint32_t context_count;
     nbd_context *contexts;
-    // Bits of the server's handshake flags to overlook, for testing servers:
-    // 1 NBD_FLAG_FIXED_NEWSTYLE, 2 NBD_FLAG_NO_ZEROES.
-    uint32_t handshake_hide;
 } nbd_config;
 
 // One option for nbd_negotiate.  It is copied; name, queries and data are held
@@ -542,80 +542,69 @@ typedef struct nbdi_cursor {
     size_t skip;
 } nbdi_cursor;
 
-// The client.  All of it is private; see nbd_negotiated, nbd_count, nbd_detail.
+// The client.  All of it is private; see nbd_negotiated, nbd_count, nbd_detail.  Small
+// members stand in front, where small processors reach them by short instructions.
 typedef struct nbd_client {
-    // Private from here on.  Set by nbd_init:
-    uint32_t buffer_size;
-    uint8_t *buffer;
-    nbd_slot *slots;
-    nbd_context *contexts;
-    const char *export_name;
-    const char *const *queries;
-    uint32_t query_count;
-    uint32_t head_size; // bytes of the header area
-    uint16_t config_flags;
-    uint16_t slot_count;
-    uint16_t context_room;
-    uint8_t handshake_hide;
-    // The session:
+    // Private from here on.  One session; nbd_connect clears it.
     uint8_t state;           // enum nbdi_state
     uint8_t transmission;    // 1 once the options are over
     uint8_t closing;         // 1 once no new command is taken
     uint8_t fresh;           // 1 if nbd_next may have something
     uint8_t handshake_flags; // the server's, as far as they count
-    int16_t error;           // first error of the session, for CLOSED
-    int16_t cause;           // what ended the connection, for requests in flight
-    const char *detail;
-    const nbd_transport *transport;
-    nbd_export got;
-    nbd_counters counters;
-    uint64_t serial; // of the last request; makes cookies unique
-    uint64_t place;  // of the next byte: in the request; EXTENT: in the export
-    // Options:
-    nbd_option option;        // under way if option_due
-    const char *context_name; // export of the last SET_META_CONTEXT
-    uint32_t piece;           // first piece not yet sent whole
-    uint32_t piece_fill;      // first piece not yet in the header area
-    uint32_t found;           // metadata contexts told so far; or the one being told
-    uint8_t automatic;        // next step of the automatic order
-    uint8_t option_due;
-    uint8_t flags_due; // 1 once the client flags may be sent
+    uint8_t automatic;       // options: next step of the automatic order
+    uint8_t option_due;      // 1 while an option is under way
+    uint8_t flags_due;       // 1 once the client flags may be sent
     uint8_t export_seen;
-    // Sending:
     uint8_t out_blocked; // NBD_WANT_ bit that the transport asked for, or 0
     uint8_t out_failed;
-    uint8_t finished; // 1 once the transport has been told that nothing follows
-    uint8_t disc;     // NBDI_DISC_..., or 0
-    // Receiving:
+    uint8_t finished;   // 1 once the transport has been told that nothing follows
+    uint8_t disc;       // NBDI_DISC_..., or 0
     uint8_t in_blocked; // as out_blocked
     uint8_t in_over;    // NBDI_IN_..., or 0
     uint8_t drop;       // the payload being received is not wanted
     uint8_t text_kind;
-    uint8_t after; // state behind TEXT and SKIP
-    uint32_t head_sent;
-    uint32_t head_fill;
-    size_t out_done;    // bytes of the first request or piece that are sent
-    size_t out_offered; // bytes
-    nbdi_cursor out_cursor;
+    uint8_t after;   // state behind TEXT and SKIP
+    int16_t error;   // first error of the session, for CLOSED
+    int16_t cause;   // what ended the connection, for requests in flight
     uint16_t first;  // slot: head of the send queue
     uint16_t unsent; // slot: first without an encoded header
     uint16_t last;   // slot: tail of the send queue
-    uint16_t free;   // slot: head of the free list
     uint16_t done;   // slot: head of the list of finished requests
     uint16_t scan;   // slots below it have finished on a dead connection
     uint16_t reply_slot;
     uint16_t reply_flags;
     uint16_t reply_type;
-    uint32_t reply_error;  // as sent
-    uint32_t reply_length; // of the option reply, data or error chunk
-    uint32_t text_left;    // bytes of the text and what is to be skipped behind it
-    uint32_t text_length;
+    uint16_t free; // slot: head of the free list
     uint32_t in_start;
     uint32_t in_end;
-    uint32_t direct;   // bytes of payload memory on offer
-    uint32_t left;     // bytes still to come: of DATA; in STATUS and EXTENT of the chunk
-    size_t in_offered; // bytes
+    uint32_t reply_length; // of the option reply, data or error chunk
+    uint32_t reply_error;  // as sent
+    uint32_t left;         // bytes still to come: of DATA; in STATUS and EXTENT of the chunk
+    uint32_t direct;       // bytes of payload memory on offer
+    uint32_t text_left;    // bytes of the text and what is to be skipped behind it
+    uint32_t text_length;
+    uint32_t found; // metadata contexts told so far; or the one being told
+    uint32_t head_sent;
+    uint32_t head_fill;
+    uint32_t piece;     // options: first piece not yet sent whole
+    size_t in_offered;  // bytes
+    size_t out_offered; // bytes
+    size_t out_done;    // bytes of the first request or piece that are sent
+    // What goes on from session to session:
+    nbd_config config;
+    uint32_t head_size; // bytes of the header area
+    uint64_t serial;    // of the last request; makes cookies unique
+    nbd_counters counters;
+    // One session again:
+    const nbd_transport *transport;
+    const char *detail;
+    const char *context_name; // export of the last SET_META_CONTEXT
+    uint32_t piece_fill;      // options: first piece not yet in the header area
+    nbd_option option;        // under way if option_due
+    nbdi_cursor out_cursor;
     nbdi_cursor in_cursor;
+    uint64_t place; // of the next byte or extent: in the request
+    nbd_export got;
 } nbd_client;
 
 /// Session ///
@@ -1206,15 +1195,18 @@ extern "C" {
 // transport and what is pending.  So commands issued after nbd_poll are NOW as well:
 // it spares the program a wait for a socket that is writable anyway.
 
+// X(state, bytes that it reads in one piece; 0: none, or the step looks itself).  STATUS and
+// EXTENT read twice as many with extended headers.
 // clang-format off
-enum nbdi_state {
-    NBDI_IDLE, NBDI_MAGIC, NBDI_OLD, NBDI_FLAGS, NBDI_HAGGLE, NBDI_OPTION, NBDI_INFO,
-    NBDI_INFO_EXPORT, NBDI_INFO_BLOCK, NBDI_SERVER, NBDI_LISTED, NBDI_CONTEXT, NBDI_NAME,
-    NBDI_TEXT, NBDI_SKIP, NBDI_SETTLE, NBDI_TLS, NBDI_REPLY, NBDI_OFFSET, NBDI_DATA, NBDI_HOLE,
-    NBDI_ERROR, NBDI_ERROR_OFFSET, NBDI_STATUS, NBDI_EXTENT, NBDI_END, NBDI_CLOSING, NBDI_DEAD,
-    NBDI_ENDED
-};
+#define NBDI_STATES(X) \
+    X(IDLE, 0) X(MAGIC, 16) X(OLD, 136) X(FLAGS, 2) X(HAGGLE, 0) X(OPTION, 20) X(INFO, 2) \
+    X(INFO_EXPORT, 10) X(INFO_BLOCK, 12) X(SERVER, 4) X(LISTED, 0) X(CONTEXT, 4) X(NAME, 10) \
+    X(TEXT, 0) X(SKIP, 0) X(SETTLE, 0) X(TLS, 0) X(REPLY, 0) X(OFFSET, 8) X(DATA, 0) \
+    X(HOLE, 12) X(ERROR, 6) X(ERROR_OFFSET, 8) X(STATUS, 4) X(EXTENT, 8) X(END, 0) \
+    X(CLOSING, 0) X(DEAD, 0) X(ENDED, 0)
 // clang-format on
+#define NBDI_STATE(name, size) NBDI_##name,
+enum nbdi_state { NBDI_STATES(NBDI_STATE) };
 
 // What one step of the parser came to.
 enum nbdi_step { NBDI_WAIT, NBDI_AGAIN, NBDI_EVENT };
@@ -1315,6 +1307,15 @@ enum nbdi_step { NBDI_WAIT, NBDI_AGAIN, NBDI_EVENT };
 #define NBDI_SAY(text) text
 #endif
 
+// Where a compiler that optimises for size guesses wrong, by the bytes on a Cortex-M.
+#if defined(__GNUC__) && defined(__OPTIMIZE_SIZE__)
+#define NBDI_APART static __attribute__((noinline))
+#define NBDI_WITHIN static inline __attribute__((always_inline))
+#else
+#define NBDI_APART static
+#define NBDI_WITHIN static inline
+#endif
+
 // Refuses to compile if a macro is out of its range or a number that a comment states is
 // wrong.
 #define NBDI_STATIC_ASSERT(name, x) typedef char nbdi_assert_##name[(x) ? 1 : -1]
@@ -1332,20 +1333,14 @@ static uint16_t nbdi_get16(const uint8_t *p)
     return (uint16_t)((unsigned)p[0] << 8 | p[1]);
 }
 
-static uint32_t nbdi_get32(const uint8_t *p)
+NBDI_WITHIN uint32_t nbdi_get32(const uint8_t *p)
 {
     return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
 }
 
-static inline uint64_t nbdi_get64(const uint8_t *p)
+NBDI_WITHIN uint64_t nbdi_get64(const uint8_t *p)
 {
     return (uint64_t)nbdi_get32(p) << 32 | nbdi_get32(p + 4);
-}
-
-static void nbdi_put16(uint8_t *p, uint32_t value)
-{
-    p[0] = (uint8_t)(value >> 8);
-    p[1] = (uint8_t)value;
 }
 
 static void nbdi_spread(uint8_t *bytes, uint32_t value)
@@ -1372,9 +1367,14 @@ static inline void nbdi_put64(uint8_t *p, uint64_t value)
     memcpy(p, bytes, sizeof bytes);
 }
 
-static uint64_t nbdi_min(uint64_t a, uint64_t b)
+static inline size_t nbdi_min(size_t a, size_t b)
 {
     return a < b ? a : b;
+}
+
+static inline uint8_t *nbdi_at(const nbd_client *c, uint32_t place)
+{
+    return (uint8_t *)c->config.buffer + place;
 }
 
 /// Memory of a request ///
@@ -1390,7 +1390,7 @@ static inline nbd_iovec nbdi_entry(const nbd_slot *s, uint32_t index)
 // The memory in one piece at the cursor, at most `most` bytes; the cursor moves
 // behind it.  The caller knows that at least `most` bytes are left, so the search
 // for an entry that is not used up ends inside the array.
-static inline nbd_iovec nbdi_piece(const nbd_slot *s, nbdi_cursor *cursor, uint64_t most)
+static inline nbd_iovec nbdi_piece(const nbd_slot *s, nbdi_cursor *cursor, size_t most)
 {
     nbd_iovec v = nbdi_entry(s, cursor->index);
     while (cursor->skip == v.size) {
@@ -1398,26 +1398,26 @@ static inline nbd_iovec nbdi_piece(const nbd_slot *s, nbdi_cursor *cursor, uint6
         v = nbdi_entry(s, ++cursor->index);
     }
     v.base = (uint8_t *)v.base + cursor->skip;
-    v.size = (size_t)nbdi_min(v.size - cursor->skip, most);
+    v.size = nbdi_min(v.size - cursor->skip, most);
     cursor->skip += v.size;
     return v;
 }
 
-static void nbdi_advance(const nbd_slot *s, nbdi_cursor *cursor, uint64_t bytes)
+static void nbdi_advance(const nbd_slot *s, nbdi_cursor *cursor, size_t bytes)
 {
     while (bytes) {
         bytes -= nbdi_piece(s, cursor, bytes).size;
     }
 }
 
-static void nbdi_seek(const nbd_slot *s, nbdi_cursor *cursor, uint64_t place)
+static void nbdi_seek(const nbd_slot *s, nbdi_cursor *cursor, size_t place)
 {
     cursor->index = 0;
     cursor->skip = 0;
     nbdi_advance(s, cursor, place);
 }
 
-static void nbdi_clear(const nbd_slot *s, uint64_t place, uint64_t bytes)
+static void nbdi_clear(const nbd_slot *s, size_t place, size_t bytes)
 {
     nbdi_cursor cursor;
     nbdi_seek(s, &cursor, place);
@@ -1441,46 +1441,41 @@ static void *nbdi_unconst(const void *p)
 // request keeps the sorted list of disjoint ranges that content was announced
 // for; it has one entry while the server answers in order.
 
-static int nbdi_insert(nbd_slot *s, uint32_t i, uint32_t from, uint32_t to)
+// Moves the ranges from index `from` on to index `to`.
+NBDI_WITHIN void nbdi_move_ranges(nbd_slot *s, uint32_t to, uint32_t from)
 {
-    if (s->range_count == NBD_RANGES) return NBD_ERR_FRAGMENTED;
-    memmove(&s->range[i + 1], &s->range[i], (size_t)(s->range_count - i) * sizeof s->range[0]);
-    s->range[i][0] = from;
-    s->range[i][1] = to;
-    s->range_count++;
-    return 0;
-}
-
-// Range i ends at `from`: it grows to `to`, and joins the next if that touches.
-static int nbdi_extend(nbd_slot *s, uint32_t i, uint32_t to)
-{
-    uint32_t next = i + 1;
-    if (next < s->range_count && s->range[next][0] < to) return NBD_ERR_OVERLAP;
-    s->range[i][1] = to;
-    if (next < s->range_count && s->range[next][0] == to) {
-        s->range[i][1] = s->range[next][1];
-        s->range_count--;
-        memmove(&s->range[next], &s->range[next + 1],
-                (size_t)(s->range_count - next) * sizeof s->range[0]);
-    }
-    return 0;
+    memmove(&s->range[to], &s->range[from], (s->range_count - from) * sizeof s->range[0]);
+    s->range_count += to - from;
 }
 
 // Claims [from, to) of the request, from < to.  0, or why the proof has failed;
 // nothing is claimed then.
 static int nbdi_claim(nbd_slot *s, uint32_t from, uint32_t to)
 {
-    uint32_t i = 0;
+    uint32_t i = 0, next;
+    int joins, reaches;
     while (i < s->range_count && s->range[i][1] < from) {
         i++;
     }
-    if (i < s->range_count && s->range[i][1] == from) return nbdi_extend(s, i, to);
-    if (i < s->range_count && s->range[i][0] < to) return NBD_ERR_OVERLAP;
-    if (i < s->range_count && s->range[i][0] == to) {
+    joins = i < s->range_count && s->range[i][1] == from;
+    next = joins ? i + 1 : i;
+    if (next < s->range_count && s->range[next][0] < to) return NBD_ERR_OVERLAP;
+    reaches = next < s->range_count && s->range[next][0] == to;
+    if (joins && reaches) {
+        s->range[i][1] = s->range[next][1];
+        nbdi_move_ranges(s, next, next + 1);
+    } else if (joins) {
+        s->range[i][1] = to;
+    } else if (reaches) {
         s->range[i][0] = from;
-        return 0;
+    } else if (s->range_count == NBD_RANGES) {
+        return NBD_ERR_FRAGMENTED;
+    } else {
+        nbdi_move_ranges(s, i + 1, i);
+        s->range[i][0] = from;
+        s->range[i][1] = to;
     }
-    return nbdi_insert(s, i, from, to);
+    return 0;
 }
 
 static int nbdi_covered(const nbd_slot *s)
@@ -1492,16 +1487,17 @@ static int nbdi_covered(const nbd_slot *s)
 // Clears what no content was announced for.
 static void nbdi_clear_gaps(const nbd_slot *s)
 {
-    uint64_t place = 0;
+    size_t place = 0;
     uint32_t i;
     for (i = 0; i < s->range_count; i++) {
         nbdi_clear(s, place, s->range[i][0] - place);
         place = s->range[i][1];
     }
-    nbdi_clear(s, place, s->size - place);
+    nbdi_clear(s, place, (size_t)s->size - place);
 }
 
-// Block status has no ranges: their memory holds a bit per context reported.
+// Block status has no ranges: their memory holds a bit per context reported, and
+// range_count the number of these bits.
 static uint32_t *nbdi_context_word(nbd_slot *s, uint32_t context)
 {
     return &s->range[context / 64][context / 32 % 2];
@@ -1537,7 +1533,7 @@ static int nbdi_option_error(uint32_t raw)
 }
 
 // The first error wins.
-static void nbdi_note_error(nbd_client *c, int error, const char *detail)
+NBDI_APART void nbdi_note_error(nbd_client *c, int error, const char *detail)
 {
     if (!c->error) {
         c->error = (int16_t)error;
@@ -1579,26 +1575,16 @@ static void nbdi_about(nbd_event *event, const nbd_slot *s)
     event->size = s->size;
 }
 
-static uint32_t nbdi_contexts_reported(nbd_slot *s, uint32_t count)
-{
-    uint32_t i, reported = 0;
-    for (i = 0; i < count; i++) {
-        reported += *nbdi_context_word(s, i) >> i % 32 & 1u;
-    }
-    return reported;
-}
-
 // The server's first error counts before any failure of the proof, and both
 // before the end of the connection.
-static int nbdi_result(const nbd_client *c, nbd_slot *s)
+static int nbdi_result(const nbd_client *c, const nbd_slot *s)
 {
     const uint8_t all = NBDI_REPLIED | NBDI_SENT;
     if (s->server_error) return nbdi_known_error(s->server_error);
     if (s->error) return s->error;
     if ((s->state & all) != all) return c->cause;
     if (s->command == NBD_READ && !nbdi_covered(s)) return NBD_ERR_GAP;
-    if (s->command == NBD_BLOCK_STATUS &&
-        nbdi_contexts_reported(s, c->got.context_count) != c->got.context_count) {
+    if (s->command == NBD_BLOCK_STATUS && s->range_count != c->got.context_count) {
         return NBD_ERR_GAP;
     }
     return 0;
@@ -1609,18 +1595,18 @@ static int nbdi_result(const nbd_client *c, nbd_slot *s)
 static void nbdi_clear_missing(const nbd_client *c, const nbd_slot *s, uint32_t index)
 {
     if (s->state & NBDI_SPARED) {
-        nbdi_clear(s, 0, s->size);
+        nbdi_clear(s, 0, (size_t)s->size);
         return;
     }
     nbdi_clear_gaps(s);
     if (c->left && !c->drop && c->reply_slot == index) {
-        nbdi_clear(s, c->place, c->left);
+        nbdi_clear(s, (size_t)c->place, c->left);
     }
 }
 
 static int nbdi_finish(nbd_client *c, uint32_t index, nbd_event *event)
 {
-    nbd_slot *s = &c->slots[index];
+    nbd_slot *s = &c->config.slots[index];
     int error = nbdi_result(c, s);
     if (error && s->command == NBD_READ && !(s->flags & NBD_NO_INIT)) {
         nbdi_clear_missing(c, s, index);
@@ -1648,8 +1634,8 @@ static int nbdi_finish(nbd_client *c, uint32_t index, nbd_event *event)
 static int nbdi_dead(nbd_client *c, nbd_event *event)
 {
     if (c->in_offered || c->out_offered) return NBDI_WAIT;
-    for (; c->scan < c->slot_count; c->scan++) {
-        if (c->slots[c->scan].id) return nbdi_finish(c, c->scan, event);
+    for (; c->scan < c->config.slot_count; c->scan++) {
+        if (c->config.slots[c->scan].id) return nbdi_finish(c, c->scan, event);
     }
     c->state = NBDI_ENDED;
     event->type = NBD_EVENT_CLOSED;
@@ -1671,19 +1657,22 @@ static void nbdi_wind_up(nbd_client *c)
     }
 }
 
+// States in which an end of the stream cuts no message of the server.
+#define NBDI_BIT(state) ((uint32_t)1 << NBDI_##state)
+#define NBDI_BOUNDARIES \
+    (NBDI_BIT(MAGIC) | NBDI_BIT(HAGGLE) | NBDI_BIT(OPTION) | NBDI_BIT(NAME) | NBDI_BIT(SETTLE) | \
+     NBDI_BIT(TLS) | NBDI_BIT(REPLY) | NBDI_BIT(CLOSING))
+
 static int nbdi_at_boundary(const nbd_client *c)
 {
-    return c->in_start == c->in_end &&
-           (c->state == NBDI_MAGIC || c->state == NBDI_HAGGLE || c->state == NBDI_OPTION ||
-            c->state == NBDI_NAME || c->state == NBDI_SETTLE || c->state == NBDI_TLS ||
-            c->state == NBDI_REPLY || c->state == NBDI_CLOSING);
+    return c->in_start == c->in_end && (NBDI_BOUNDARIES >> c->state & 1);
 }
 
 static const char *nbdi_closed_where(const nbd_client *c)
 {
     if (c->transmission) return NBDI_SAY("during transmission");
-    if (c->state == NBDI_MAGIC || c->state == NBDI_OLD || c->state == NBDI_FLAGS) {
-        return NBDI_SAY("before its greeting was complete");
+    if (c->state <= NBDI_FLAGS) {
+        return NBDI_SAY("before the greeting was complete");
     }
     if (c->option_due) return NBDI_SAY("instead of answering an option");
     return NBDI_SAY("between options");
@@ -1713,40 +1702,47 @@ static int nbdi_starved(nbd_client *c)
 /// Sending: requests ///
 
 typedef struct nbdi_rule {
-    uint16_t wire;    // type on the wire
-    uint16_t flags;   // what nbd_op.flags may hold
-    uint16_t offers;  // transmission flag that must be set
-    uint16_t forbids; // transmission flag that must not be set
+    uint8_t wire;    // type on the wire
+    uint8_t flags;   // what nbd_op.flags may hold
+    uint16_t offers; // transmission flag that must be set
 } nbdi_rule;
 
 // By enum nbd_command.  Chapters "Request types" and "Command flags".
 static const nbdi_rule nbdi_rules[] = {
-    {0, 0, 0, 0},
-    {0, NBD_DF | NBD_NO_INIT | NBD_SPARSE, 0, 0},
-    {1, NBD_FUA, 0, NBD_OFFERS_READ_ONLY},
-    {3, 0, NBD_OFFERS_FLUSH, 0},
-    {4, NBD_FUA, NBD_OFFERS_TRIM, NBD_OFFERS_READ_ONLY},
-    {5, 0, NBD_OFFERS_CACHE, 0},
-    {6, NBD_FUA | NBD_NO_HOLE | NBD_FAST_ZERO, NBD_OFFERS_WRITE_ZEROES, NBD_OFFERS_READ_ONLY},
-    {7, NBD_REQ_ONE, 0, 0},
-    {0, 0xffffu, 0, 0}, // NBD_RAW keeps type and flags in the memory of the ranges
+    {0, 0, 0},
+    {0, NBD_DF | NBD_NO_INIT | NBD_SPARSE, 0},
+    {1, NBD_FUA, 0},
+    {3, 0, NBD_OFFERS_FLUSH},
+    {4, NBD_FUA, NBD_OFFERS_TRIM},
+    {5, 0, NBD_OFFERS_CACHE},
+    {6, NBD_FUA | NBD_NO_HOLE | NBD_FAST_ZERO, NBD_OFFERS_WRITE_ZEROES},
+    {7, NBD_REQ_ONE, 0},
 };
+
+// The export is read-only, and the command would change it: it is one of those that FUA
+// is for.
+static int nbdi_forbidden(const nbd_client *c, uint32_t command)
+{
+    return (nbdi_rules[command].flags & NBD_FUA) && (c->got.flags & NBD_OFFERS_READ_ONLY);
+}
 
 static int nbdi_carries_data(uint32_t command)
 {
     return command == NBD_READ || command == NBD_WRITE;
 }
 
-static int nbdi_op_known(uint32_t command, uint32_t flags)
+// NBD_RAW has no rule: any flags, any type.
+NBDI_WITHIN int nbdi_op_known(uint32_t command, uint32_t flags)
 {
-    return command >= NBD_READ && command <= NBD_RAW &&
+    if (command == NBD_RAW) return flags <= 0xffffu;
+    return command >= NBD_READ && command < NBD_RAW &&
            !(flags & ~(uint32_t)nbdi_rules[command].flags);
 }
 
-static inline uint64_t nbdi_payload(const nbd_slot *s)
+NBDI_APART size_t nbdi_payload(const nbd_slot *s)
 {
     if (s->command == NBD_READ) return 0;
-    return s->command == NBD_WRITE ? s->size : s->data.one.size;
+    return s->command == NBD_WRITE ? (size_t)s->size : s->data.one.size;
 }
 
 static int nbdi_extended(const nbd_client *c)
@@ -1759,36 +1755,40 @@ static uint32_t nbdi_header_size(const nbd_client *c)
     return nbdi_extended(c) ? 32 : 28;
 }
 
-static void nbdi_encode(nbd_client *c, uint32_t flags_type, uint64_t cookie, uint64_t offset,
-                        uint64_t size)
+// Begins a header, returns where it goes on.
+static uint8_t *nbdi_encode(nbd_client *c, uint32_t flags_type)
 {
-    uint8_t *p = c->buffer + c->head_fill;
-    int extended = nbdi_extended(c);
-    nbdi_put32(p, extended ? NBDI_MAGIC_EXTENDED_REQUEST : NBDI_MAGIC_REQUEST);
+    uint8_t *p = nbdi_at(c, c->head_fill);
+    nbdi_put32(p, nbdi_extended(c) ? NBDI_MAGIC_EXTENDED_REQUEST : NBDI_MAGIC_REQUEST);
     nbdi_put32(p + 4, flags_type);
-    nbdi_put64(p + 8, cookie);
-    nbdi_put64(p + 16, offset);
-    if (extended) {
-        nbdi_put64(p + 24, size);
-    } else {
-        nbdi_put32(p + 24, (uint32_t)size);
-    }
     c->head_fill += nbdi_header_size(c);
     NBD_ASSERT(c->head_fill <= c->head_size);
+    return p + 8;
 }
 
 static void nbdi_encode_request(nbd_client *c, const nbd_slot *s)
 {
-    uint32_t flags = s->flags & NBDI_WIRE_FLAGS, type = nbdi_rules[s->command].wire;
+    uint32_t flags = s->flags & NBDI_WIRE_FLAGS, type;
     uint64_t size = s->size;
-    if (s->command == NBD_RAW) {
+    uint8_t *p;
+    if (s->command == NBD_RAW) { // keeps both in the memory of the ranges
         type = s->range[0][0];
         flags = s->range[0][1];
-    } else if (nbdi_extended(c) && (nbdi_payload(s) || s->command == NBD_WRITE)) {
-        flags |= NBDI_WIRE_PAYLOAD_LEN;
-        size = nbdi_payload(s);
+    } else {
+        type = nbdi_rules[s->command].wire;
+        if (nbdi_extended(c) && (nbdi_payload(s) || s->command == NBD_WRITE)) {
+            flags |= NBDI_WIRE_PAYLOAD_LEN;
+            size = nbdi_payload(s);
+        }
     }
-    nbdi_encode(c, flags << 16 | type, s->id, s->offset, size);
+    p = nbdi_encode(c, flags << 16 | type);
+    nbdi_put64(p, s->id);
+    nbdi_put64(p + 8, s->offset);
+    if (nbdi_extended(c)) {
+        nbdi_put64(p + 16, size);
+    } else {
+        nbdi_put32(p + 16, (uint32_t)size);
+    }
 }
 
 // Writes as many headers as the header area holds.
@@ -1796,11 +1796,11 @@ static void nbdi_encode_queue(nbd_client *c)
 {
     while (c->head_size - c->head_fill >= nbdi_header_size(c)) {
         if (c->unsent != NBDI_NONE) {
-            nbd_slot *s = &c->slots[c->unsent];
+            nbd_slot *s = &c->config.slots[c->unsent];
             nbdi_encode_request(c, s);
             c->unsent = s->next;
         } else if (c->disc == NBDI_DISC_DUE) {
-            nbdi_encode(c, NBDI_WIRE_DISC, 0, 0, 0);
+            memset(nbdi_encode(c, NBDI_WIRE_DISC), 0, nbdi_header_size(c) - 8);
             c->disc = NBDI_DISC_ENCODED;
         } else {
             return;
@@ -1842,7 +1842,7 @@ static inline int nbdi_add(nbdi_offer *o, void *base, size_t size)
 
 // Adds `bytes` of a request's memory from the cursor on.  Returns 0 if the offer
 // is full before the end.
-static int nbdi_add_data(nbdi_offer *o, const nbd_slot *s, nbdi_cursor cursor, uint64_t bytes)
+static int nbdi_add_data(nbdi_offer *o, const nbd_slot *s, nbdi_cursor cursor, size_t bytes)
 {
     while (bytes) {
         nbd_iovec v = nbdi_piece(s, &cursor, bytes);
@@ -1861,11 +1861,11 @@ static int nbdi_offer_requests(nbd_client *c, nbdi_offer *o)
     uint16_t index;
 
     nbdi_encode_queue(c);
-    for (index = c->first; index != c->unsent; index = c->slots[index].next) {
-        nbd_slot *s = &c->slots[index];
-        uint64_t bytes = header + nbdi_payload(s) - done;
+    for (index = c->first; index != c->unsent; index = c->config.slots[index].next) {
+        nbd_slot *s = &c->config.slots[index];
+        size_t bytes = header + nbdi_payload(s) - done;
         if (done < header) {
-            if (!nbdi_add(o, c->buffer + head, header - done)) return 1;
+            if (!nbdi_add(o, nbdi_at(c, head), header - done)) return 1;
             head += header - (uint32_t)done;
             bytes -= header - done;
         }
@@ -1877,7 +1877,7 @@ static int nbdi_offer_requests(nbd_client *c, nbdi_offer *o)
     }
     // What is left in the header area is NBD_CMD_DISC.  It is alone: it waits until nothing
     // is in flight, so it always fits.
-    (void)nbdi_add(o, c->buffer + head, c->head_fill - head);
+    (void)nbdi_add(o, nbdi_at(c, head), c->head_fill - head);
     return c->unsent != NBDI_NONE;
 }
 
@@ -1896,17 +1896,17 @@ static void nbdi_request_sent(nbd_client *c, nbd_slot *s)
     }
 }
 
-static void nbdi_ack_requests(nbd_client *c, uint64_t bytes)
+static void nbdi_ack_requests(nbd_client *c, size_t bytes)
 {
     uint32_t header = nbdi_header_size(c);
     while (bytes && c->first != c->unsent) {
-        nbd_slot *s = &c->slots[c->first];
-        uint64_t head = c->out_done < header ? nbdi_min(bytes, header - c->out_done) : 0;
-        uint64_t rest = header + nbdi_payload(s) - c->out_done;
+        nbd_slot *s = &c->config.slots[c->first];
+        size_t head = c->out_done < header ? nbdi_min(bytes, header - c->out_done) : 0;
+        size_t rest = header + nbdi_payload(s) - c->out_done;
         c->head_sent += (uint32_t)head;
         if (bytes < rest) {
             nbdi_advance(s, &c->out_cursor, bytes - head);
-            c->out_done += (size_t)bytes;
+            c->out_done += bytes;
             return;
         }
         nbdi_request_sent(c, s);
@@ -1934,7 +1934,7 @@ static int nbdi_has_infos(uint32_t option)
     return option == NBD_OPTION_INFO || option == NBD_OPTION_GO;
 }
 
-static nbd_iovec nbdi_string(const char *text)
+NBDI_WITHIN nbd_iovec nbdi_string(const char *text)
 {
     nbd_iovec v;
     v.base = nbdi_unconst(text);
@@ -1942,14 +1942,15 @@ static nbd_iovec nbdi_string(const char *text)
     return v;
 }
 
-// Length of the option data; 0xffffffff if it does not fit 32 bits or a string
-// is too long.
+#define NBDI_TOO_LONG 0xffffffffu
+
+// Length of the option data, or NBDI_TOO_LONG: a string is, or the whole is above 2^31.
 static uint32_t nbdi_option_length(const nbd_option *o)
 {
-    uint64_t length = nbdi_names_export(o->option) ? nbdi_string(o->name).size : 0;
+    size_t length = nbdi_names_export(o->option) ? nbdi_string(o->name).size : 0;
     uint32_t i;
     if (o->data) return o->data_size;
-    if (length > NBDI_STRING_MAX) return 0xffffffffu;
+    if (length > NBDI_STRING_MAX) return NBDI_TOO_LONG;
     if (nbdi_has_infos(o->option)) {
         length += 12;
     }
@@ -1957,16 +1958,16 @@ static uint32_t nbdi_option_length(const nbd_option *o)
         length += 8;
         for (i = 0; i < o->query_count; i++) {
             size_t size = nbdi_string(o->queries[i]).size;
-            if (size > NBDI_STRING_MAX) return 0xffffffffu;
+            if (size > NBDI_STRING_MAX || length > 0x7fffffffu) return NBDI_TOO_LONG;
             length += 4 + size;
         }
     }
-    return (uint32_t)nbdi_min(length, 0xffffffffu);
+    return (uint32_t)length;
 }
 
 static uint32_t nbdi_client_flags(const nbd_client *c)
 {
-    return c->handshake_flags & (NBDI_FIXED_NEWSTYLE | NBDI_NO_ZEROES);
+    return c->handshake_flags;
 }
 
 static uint32_t nbdi_put_option(const nbd_option *o, uint8_t *p)
@@ -1983,11 +1984,12 @@ static uint32_t nbdi_put_option(const nbd_option *o, uint8_t *p)
 static uint32_t nbdi_put_after_name(const nbd_option *o, uint8_t *p)
 {
     if (!o->data && nbdi_has_infos(o->option)) {
-        nbdi_put16(p, 3);
-        nbdi_put16(p + 2, NBDI_INFO_TYPE_NAME);
-        nbdi_put16(p + 4, NBDI_INFO_TYPE_DESCRIPTION);
-        nbdi_put16(p + 6, NBDI_INFO_TYPE_BLOCK_SIZE);
-        return 8;
+        static const uint8_t three[] = {0, 3,
+                                        0, NBDI_INFO_TYPE_NAME,
+                                        0, NBDI_INFO_TYPE_DESCRIPTION,
+                                        0, NBDI_INFO_TYPE_BLOCK_SIZE};
+        memcpy(p, three, sizeof three);
+        return sizeof three;
     }
     if (!o->data && nbdi_has_queries(o->option)) {
         nbdi_put32(p, o->query_count);
@@ -2036,7 +2038,7 @@ static int nbdi_keep_piece(nbd_client *c, uint32_t i, const uint8_t *small, size
 {
     if (i < c->piece_fill) return 1;
     if (c->head_size - c->head_fill < size) return 0;
-    memcpy(c->buffer + c->head_fill, small, size);
+    memcpy(nbdi_at(c, c->head_fill), small, size);
     c->head_fill += (uint32_t)size;
     c->piece_fill = i + 1;
     return 1;
@@ -2054,7 +2056,7 @@ static int nbdi_offer_options(nbd_client *c, nbdi_offer *o)
             if (!nbdi_add(o, (uint8_t *)v.base + done, v.size - done)) return 1;
         } else if (v.size) {
             if (!nbdi_keep_piece(c, i, small, v.size) ||
-                !nbdi_add(o, c->buffer + head, v.size - done)) {
+                !nbdi_add(o, nbdi_at(c, head), v.size - done)) {
                 return 1;
             }
             head += (uint32_t)(v.size - done);
@@ -2065,17 +2067,17 @@ static int nbdi_offer_options(nbd_client *c, nbdi_offer *o)
 }
 
 // Moves over what is acknowledged, and over pieces of no bytes.
-static void nbdi_ack_options(nbd_client *c, uint64_t bytes)
+static void nbdi_ack_options(nbd_client *c, size_t bytes)
 {
     uint8_t small[20];
     nbd_iovec v;
     while (nbdi_option_piece(c, c->piece, small, &v)) {
-        uint64_t n = nbdi_min(bytes, v.size - c->out_done);
+        size_t n = nbdi_min(bytes, v.size - c->out_done);
         if (!v.base) {
             c->head_sent += (uint32_t)n;
         }
         bytes -= n;
-        c->out_done += (size_t)n;
+        c->out_done += n;
         if (c->out_done < v.size) return;
         c->out_done = 0;
         c->piece++;
@@ -2098,7 +2100,7 @@ static int nbdi_fixed(const nbd_client *c)
     return c->got.style == NBD_STYLE_FIXED;
 }
 
-static void nbdi_forget_export(nbd_client *c)
+NBDI_APART void nbdi_forget_export(nbd_client *c)
 {
     c->got.size = 0;
     c->got.flags = 0;
@@ -2109,10 +2111,10 @@ static void nbdi_forget_export(nbd_client *c)
     c->export_seen = 0;
 }
 
-// Starts to send an option; every earlier one has gone out whole and is answered.
-static void nbdi_start(nbd_client *c, const nbd_option *option)
+// Starts to send c->option; every earlier one has gone out whole and is answered.
+static void nbdi_start(nbd_client *c)
 {
-    c->option = *option;
+    const nbd_option *option = &c->option;
     c->option_due = 1;
     c->found = 0;
     if (c->piece > 0) { // else the client flags are still on their way
@@ -2134,21 +2136,20 @@ static void nbdi_start(nbd_client *c, const nbd_option *option)
 
 static void nbdi_abort(nbd_client *c)
 {
-    nbd_option abort_option;
-    memset(&abort_option, 0, sizeof abort_option);
-    abort_option.option = NBD_OPTION_ABORT;
-    if (!nbdi_fixed(c) || ((c->config_flags & NBD_TLS_REQUIRE) && !c->got.tls)) {
+    if (!nbdi_fixed(c) || ((c->config.flags & NBD_TLS_REQUIRE) && !c->got.tls)) {
         c->state = NBDI_DEAD; // nothing may be sent that would say it politely
         c->fresh = 1;
         return;
     }
-    nbdi_start(c, &abort_option);
+    memset(&c->option, 0, sizeof c->option);
+    c->option.option = NBD_OPTION_ABORT;
+    nbdi_start(c);
 }
 
 // What is asked for without being told, in this order; each only where it is of use.
 static int nbdi_useful(const nbd_client *c, uint32_t option)
 {
-    uint32_t flags = c->config_flags;
+    uint32_t flags = c->config.flags;
     if (option == NBD_OPTION_EXPORT_NAME) return 1;
     if (!nbdi_fixed(c) || (flags & NBD_ONLY_EXPORT_NAME)) return 0;
     switch (option) {
@@ -2158,7 +2159,7 @@ static int nbdi_useful(const nbd_client *c, uint32_t option)
     case NBD_OPTION_STRUCTURED_REPLY:
         return !(flags & NBD_WITHOUT_STRUCTURED_REPLY) && c->got.protocol == NBD_PROTOCOL_SIMPLE;
     case NBD_OPTION_SET_META_CONTEXT:
-        return c->query_count > 0 && c->got.protocol != NBD_PROTOCOL_SIMPLE;
+        return c->config.query_count > 0 && c->got.protocol != NBD_PROTOCOL_SIMPLE;
     default: return 1;
     }
 }
@@ -2171,16 +2172,14 @@ static void nbdi_start_next(nbd_client *c)
                                     NBD_OPTION_SET_META_CONTEXT,
                                     NBD_OPTION_GO,
                                     NBD_OPTION_EXPORT_NAME};
-    nbd_option next;
     while (!nbdi_useful(c, order[c->automatic])) {
         c->automatic++;
     }
-    memset(&next, 0, sizeof next);
-    next.option = order[c->automatic++];
-    next.name = c->export_name;
-    next.queries = c->queries;
-    next.query_count = c->query_count;
-    nbdi_start(c, &next);
+    c->option.option = order[c->automatic++];
+    c->option.name = c->config.export_name;
+    c->option.queries = c->config.queries;
+    c->option.query_count = c->config.query_count;
+    nbdi_start(c);
 }
 
 // The greeting, an option or the start of TLS is over: what is next?
@@ -2191,7 +2190,7 @@ static int nbdi_haggle(nbd_client *c, nbd_event *event)
         nbdi_wind_up(c);
         return NBDI_AGAIN;
     }
-    if (!(c->config_flags & NBD_NEGOTIATE)) {
+    if (!(c->config.flags & NBD_NEGOTIATE)) {
         nbdi_start_next(c);
         return NBDI_AGAIN;
     }
@@ -2207,7 +2206,7 @@ static int nbdi_haggle(nbd_client *c, nbd_event *event)
 // `size` bytes in one piece, or NULL while they are not all there.
 static const uint8_t *nbdi_take(nbd_client *c, uint32_t size)
 {
-    const uint8_t *p = c->buffer + c->in_start;
+    const uint8_t *p = nbdi_at(c, c->in_start);
     if (c->in_end - c->in_start < size) return NULL;
     c->in_start += size;
     return p;
@@ -2218,8 +2217,8 @@ static const uint8_t *nbdi_take(nbd_client *c, uint32_t size)
 static void nbdi_make_room(nbd_client *c)
 {
     uint32_t size = c->in_end - c->in_start, parsed = c->in_start - c->head_size;
-    if (parsed && (size <= parsed || c->in_end == c->buffer_size)) {
-        memmove(c->buffer + c->head_size, c->buffer + c->in_start, size);
+    if (parsed && (size <= parsed || c->in_end == c->config.buffer_size)) {
+        memmove(nbdi_at(c, c->head_size), nbdi_at(c, c->in_start), size);
         c->in_start = c->head_size;
         c->in_end = c->head_size + size;
     }
@@ -2228,7 +2227,7 @@ static void nbdi_make_room(nbd_client *c)
 // A full read-ahead that nbd_next cannot empty waits for sending (SETTLE).
 static int nbdi_takes_input(const nbd_client *c)
 {
-    int full = c->in_end - c->in_start == c->buffer_size - c->head_size;
+    int full = c->in_end - c->in_start == c->config.buffer_size - c->head_size;
     return nbdi_alive(c) && c->state != NBDI_TLS && !c->in_over && !full;
 }
 
@@ -2264,13 +2263,13 @@ static int nbdi_skip(nbd_client *c, uint32_t bytes, uint32_t after)
 static void nbdi_note_context(nbd_client *c, const uint8_t *name, uint32_t size)
 {
     if (c->option.option == NBD_OPTION_SET_META_CONTEXT) {
-        c->contexts[c->found].narrow = size >= 5 && memcmp(name, "base:", 5) == 0;
+        c->config.contexts[c->found].narrow = size >= 5 && memcmp(name, "base:", 5) == 0;
     }
 }
 
 static int nbdi_step_text(nbd_client *c, nbd_event *event)
 {
-    uint32_t size = (uint32_t)nbdi_min(c->text_length, c->buffer_size - c->head_size);
+    uint32_t size = (uint32_t)nbdi_min(c->text_length, c->config.buffer_size - c->head_size);
     const uint8_t *p = nbdi_take(c, size);
     if (!p) return NBDI_WAIT;
     c->text_left -= size;
@@ -2281,7 +2280,7 @@ static int nbdi_step_text(nbd_client *c, nbd_event *event)
     event->text_size = size;
     event->text_length = c->text_length;
     if (c->transmission) {
-        nbdi_about(event, &c->slots[c->reply_slot]);
+        nbdi_about(event, &c->config.slots[c->reply_slot]);
         event->server_error = c->reply_error;
         event->error = nbdi_known_error(c->reply_error);
     } else {
@@ -2306,29 +2305,28 @@ static int nbdi_step_skip(nbd_client *c)
     return NBDI_AGAIN;
 }
 
-static int nbdi_step_magic(nbd_client *c)
+static int nbdi_step_magic(nbd_client *c, const uint8_t *p)
 {
-    const uint8_t *p = nbdi_take(c, 16);
-    if (!p) return NBDI_WAIT;
     if (nbdi_get64(p) != NBDI_MAGIC_NBD) {
-        return nbdi_fail(c, NBD_ERR_NOT_NBD, NBDI_SAY("greeting does not begin with NBDMAGIC"));
+        return nbdi_fail(c, NBD_ERR_NOT_NBD, NBDI_SAY("no NBDMAGIC"));
     }
     if (nbdi_get64(p + 8) == NBDI_MAGIC_OPTION) {
         c->state = NBDI_FLAGS;
     } else if (nbdi_get64(p + 8) == NBDI_MAGIC_OLD) {
         c->state = NBDI_OLD;
     } else {
-        return nbdi_fail(c, NBD_ERR_NOT_NBD, NBDI_SAY("neither IHAVEOPT nor the oldstyle magic"));
+        return nbdi_fail(c, NBD_ERR_NOT_NBD, NBDI_SAY("neither new nor old style"));
     }
     return NBDI_AGAIN;
 }
 
-static int nbdi_set_export(nbd_client *c, uint64_t size, uint32_t flags)
+// The size stands at `p`.
+NBDI_APART int nbdi_set_export(nbd_client *c, const uint8_t *p, uint32_t flags)
 {
     if (!(flags & NBD_OFFERS_FLAGS)) {
-        return nbdi_broken(c, NBDI_SAY("transmission flags without NBD_FLAG_HAS_FLAGS"));
+        return nbdi_broken(c, NBDI_SAY("no NBD_FLAG_HAS_FLAGS"));
     }
-    c->got.size = size;
+    c->got.size = nbdi_get64(p);
     c->got.flags = (uint16_t)flags;
     c->export_seen = 1;
     return NBDI_AGAIN;
@@ -2349,30 +2347,26 @@ static int nbdi_ready(nbd_client *c, nbd_event *event)
 }
 
 // Chapter "Oldstyle negotiation": the upper half of the flags is not for us.
-static int nbdi_step_old(nbd_client *c, nbd_event *event)
+static int nbdi_step_old(nbd_client *c, const uint8_t *p, nbd_event *event)
 {
-    const uint8_t *p = nbdi_take(c, 8 + 4 + 124);
-    if (!p) return NBDI_WAIT;
     c->got.style = NBD_STYLE_OLD;
-    if (c->config_flags & NBD_TLS_REQUIRE) {
+    if (c->config.flags & NBD_TLS_REQUIRE) {
         return nbdi_fail(c, NBD_ERR_TLS, NBDI_SAY("oldstyle server"));
     }
-    if (nbdi_string(c->export_name).size) {
-        return nbdi_fail(c, NBD_ERR_OLDSTYLE,
-                         NBDI_SAY("oldstyle server, but an export name is wanted"));
+    if (nbdi_string(c->config.export_name).size) {
+        return nbdi_fail(c, NBD_ERR_OLDSTYLE, NBDI_SAY("an export name is wanted"));
     }
-    nbdi_set_export(c, nbdi_get64(p), nbdi_get32(p + 8) & 0xffffu);
+    nbdi_set_export(c, p, nbdi_get16(p + 10));
     return c->state == NBDI_DEAD ? NBDI_AGAIN : nbdi_ready(c, event);
 }
 
-static int nbdi_step_flags(nbd_client *c, nbd_event *event)
+NBDI_APART int nbdi_step_flags(nbd_client *c, const uint8_t *p, nbd_event *event)
 {
-    const uint8_t *p = nbdi_take(c, 2);
-    if (!p) return NBDI_WAIT;
-    c->handshake_flags = (uint8_t)(nbdi_get16(p) & ~(uint32_t)c->handshake_hide & 3u);
+    c->handshake_flags = (uint8_t)(nbdi_get16(p) & ~(c->config.flags / NBD_WITHOUT_FIXED_NEWSTYLE) &
+                                   (NBDI_FIXED_NEWSTYLE | NBDI_NO_ZEROES));
     c->got.style = c->handshake_flags & NBDI_FIXED_NEWSTYLE ? NBD_STYLE_FIXED : NBD_STYLE_NEW;
-    if ((c->config_flags & NBD_TLS_REQUIRE) && !nbdi_fixed(c)) {
-        return nbdi_fail(c, NBD_ERR_TLS, NBDI_SAY("server is not fixed newstyle"));
+    if ((c->config.flags & NBD_TLS_REQUIRE) && !nbdi_fixed(c)) {
+        return nbdi_fail(c, NBD_ERR_TLS, NBDI_SAY("not fixed newstyle"));
     }
     c->flags_due = 1;
     c->reply_error = 0;
@@ -2394,22 +2388,19 @@ static int nbdi_reply_header_ok(const nbd_client *c, uint32_t type, uint32_t len
     }
 }
 
-static int nbdi_step_option(nbd_client *c)
+static int nbdi_step_option(nbd_client *c, const uint8_t *p)
 {
-    const uint8_t *p = nbdi_take(c, 20);
     uint32_t type;
-    if (!p) return NBDI_WAIT;
     if (nbdi_get64(p) != NBDI_MAGIC_OPTION_REPLY) {
-        return nbdi_broken(c, NBDI_SAY("bad magic of an option reply"));
+        return nbdi_broken(c, NBDI_SAY("bad option reply magic"));
     }
     if (nbdi_get32(p + 8) != c->option.option) {
-        return nbdi_broken(c, NBDI_SAY("reply to an option that was not sent"));
+        return nbdi_broken(c, NBDI_SAY("reply to another option"));
     }
     type = nbdi_get32(p + 12);
     c->reply_length = nbdi_get32(p + 16);
     if (!nbdi_reply_header_ok(c, type, c->reply_length)) {
-        return nbdi_broken(
-            c, NBDI_SAY("option reply of a type or length that is not valid for the option"));
+        return nbdi_broken(c, NBDI_SAY("option reply of wrong type or length"));
     }
     c->reply_error = type & NBDI_REP_ERROR ? type : 0;
     if (c->reply_error && c->reply_length) {
@@ -2422,15 +2413,13 @@ static int nbdi_step_option(nbd_client *c)
     return NBDI_AGAIN;
 }
 
-static int nbdi_step_server(nbd_client *c)
+static int nbdi_step_server(nbd_client *c, const uint8_t *p)
 {
-    const uint8_t *p = nbdi_take(c, 4);
     uint32_t length;
-    if (!p) return NBDI_WAIT;
     length = nbdi_get32(p);
     if (length > c->reply_length - 4 || length > NBDI_STRING_MAX ||
         c->reply_length - 4 - length > NBDI_STRING_MAX) {
-        return nbdi_broken(c, NBDI_SAY("export name or description longer than its reply or 4096"));
+        return nbdi_broken(c, NBDI_SAY("export name or description too long"));
     }
     c->reply_length -= 4 + length; // from here on: the description
     return nbdi_text(c, NBD_TEXT_EXPORT, length, 0, NBDI_LISTED);
@@ -2443,37 +2432,32 @@ static int nbdi_step_listed(nbd_client *c)
     return NBDI_AGAIN;
 }
 
-static int nbdi_step_context(nbd_client *c)
+static int nbdi_step_context(nbd_client *c, const uint8_t *p)
 {
-    const uint8_t *p = nbdi_take(c, 4);
-    if (!p) return NBDI_WAIT;
     if (c->option.option == NBD_OPTION_SET_META_CONTEXT) {
-        if (c->found >= c->context_room) {
-            return nbdi_broken(c, NBDI_SAY("more metadata contexts than nbd_config.context_count"));
+        if (c->found >= c->config.context_count) {
+            return nbdi_broken(c, NBDI_SAY("too many metadata contexts"));
         }
-        c->contexts[c->found].id = nbdi_get32(p);
+        c->config.contexts[c->found].id = nbdi_get32(p);
     }
     return nbdi_text(c, NBD_TEXT_CONTEXT, c->reply_length - 4, 0, NBDI_OPTION);
 }
 
-static int nbdi_step_info(nbd_client *c)
+static int nbdi_step_info(nbd_client *c, const uint8_t *p)
 {
-    const uint8_t *p = nbdi_take(c, 2);
     uint32_t length = c->reply_length - 2;
-    if (!p) return NBDI_WAIT;
     switch (nbdi_get16(p)) {
     case NBDI_INFO_TYPE_EXPORT:
         c->state = NBDI_INFO_EXPORT;
-        return length == 10 ? NBDI_AGAIN
-                            : nbdi_broken(c, NBDI_SAY("NBD_INFO_EXPORT is not 12 bytes long"));
+        return length == 10 ? NBDI_AGAIN : nbdi_broken(c, NBDI_SAY("NBD_INFO_EXPORT not 12 bytes"));
     case NBDI_INFO_TYPE_BLOCK_SIZE:
         c->state = NBDI_INFO_BLOCK;
         return length == 12 ? NBDI_AGAIN
-                            : nbdi_broken(c, NBDI_SAY("NBD_INFO_BLOCK_SIZE is not 14 bytes long"));
+                            : nbdi_broken(c, NBDI_SAY("NBD_INFO_BLOCK_SIZE not 14 bytes"));
     case NBDI_INFO_TYPE_NAME:
     case NBDI_INFO_TYPE_DESCRIPTION:
         if (length > NBDI_STRING_MAX) {
-            return nbdi_broken(c, NBDI_SAY("name or description longer than 4096"));
+            return nbdi_broken(c, NBDI_SAY("name or description too long"));
         }
         return nbdi_text(
             c, nbdi_get16(p) == NBDI_INFO_TYPE_NAME ? NBD_TEXT_NAME : NBD_TEXT_DESCRIPTION, length,
@@ -2482,12 +2466,10 @@ static int nbdi_step_info(nbd_client *c)
     }
 }
 
-static int nbdi_step_info_export(nbd_client *c)
+static int nbdi_step_info_export(nbd_client *c, const uint8_t *p)
 {
-    const uint8_t *p = nbdi_take(c, 10);
-    if (!p) return NBDI_WAIT;
     c->state = NBDI_OPTION;
-    return nbdi_set_export(c, nbdi_get64(p), nbdi_get16(p + 8)); // sent twice, the last one counts
+    return nbdi_set_export(c, p, nbdi_get16(p + 8)); // sent twice, the last one counts
 }
 
 static int nbdi_power_of_2(uint32_t x)
@@ -2495,18 +2477,16 @@ static int nbdi_power_of_2(uint32_t x)
     return x != 0 && (x & (x - 1)) == 0;
 }
 
-static int nbdi_step_info_block(nbd_client *c)
+static int nbdi_step_info_block(nbd_client *c, const uint8_t *p)
 {
-    const uint8_t *p = nbdi_take(c, 12);
     uint32_t minimum, preferred, maximum;
-    if (!p) return NBDI_WAIT;
     minimum = nbdi_get32(p);
     preferred = nbdi_get32(p + 4);
     maximum = nbdi_get32(p + 8);
     if (!nbdi_power_of_2(minimum) || minimum > NBDI_MINIMUM_LARGEST ||
         !nbdi_power_of_2(preferred) || preferred < minimum || preferred < 512 ||
         maximum < preferred) {
-        return nbdi_broken(c, NBDI_SAY("block sizes break the rules of their chapter"));
+        return nbdi_broken(c, NBDI_SAY("block sizes break their rules"));
     }
     c->got.minimum_block = minimum;
     c->got.preferred_block = preferred;
@@ -2517,13 +2497,15 @@ static int nbdi_step_info_block(nbd_client *c)
 }
 
 // The reply to EXPORT_NAME has no header.
-static int nbdi_step_name(nbd_client *c)
+static int nbdi_step_name(nbd_client *c, const uint8_t *p)
 {
-    const uint8_t *p = nbdi_take(c, c->handshake_flags & NBDI_NO_ZEROES ? 10 : 134);
-    if (!p) return NBDI_WAIT;
+    if (!(c->handshake_flags & NBDI_NO_ZEROES) && !nbdi_take(c, 124)) {
+        c->in_start -= 10; // all of it or nothing
+        return NBDI_WAIT;
+    }
     c->reply_error = 0;
     c->state = NBDI_SETTLE;
-    return nbdi_set_export(c, nbdi_get64(p), nbdi_get16(p + 8));
+    return nbdi_set_export(c, p, nbdi_get16(p + 8));
 }
 
 static int nbdi_same_name(const char *a, const char *b)
@@ -2537,8 +2519,7 @@ static int nbdi_accept(nbd_client *c, nbd_event *event)
     switch (c->option.option) {
     case NBD_OPTION_STARTTLS:
         if (c->in_start != c->in_end) {
-            return nbdi_fail(c, NBD_ERR_INJECTED,
-                             NBDI_SAY("bytes behind the acknowledgement of STARTTLS"));
+            return nbdi_fail(c, NBD_ERR_INJECTED, NBDI_SAY("bytes behind STARTTLS"));
         }
         if (c->closing) {
             c->state = NBDI_DEAD; // the server waits for a TLS handshake, and nothing else
@@ -2572,14 +2553,14 @@ static int nbdi_refuse(nbd_client *c, nbd_event *event)
     if (error == NBD_REP_ERR_SHUTDOWN) {
         c->closing = 1;
         nbdi_note_error(c, error, NBDI_SAY("server is shutting down"));
-    } else if (option == NBD_OPTION_STARTTLS && (c->config_flags & NBD_TLS_REQUIRE)) {
+    } else if (option == NBD_OPTION_STARTTLS && (c->config.flags & NBD_TLS_REQUIRE)) {
         return nbdi_fail(c, NBD_ERR_TLS, NBDI_SAY("server refused STARTTLS"));
     } else if (option == NBD_OPTION_GO && nbdi_extended(c) && error == NBD_REP_ERR_UNSUP) {
-        return nbdi_broken(c, NBDI_SAY("GO not supported after extended headers were agreed on"));
+        return nbdi_broken(c, NBDI_SAY("no GO after extended headers"));
     } else if (option == NBD_OPTION_GO && error != NBD_REP_ERR_UNSUP &&
-               !(c->config_flags & NBD_NEGOTIATE)) {
+               !(c->config.flags & NBD_NEGOTIATE)) {
         c->closing = 1;
-        nbdi_note_error(c, error, NBDI_SAY("server refused the export"));
+        nbdi_note_error(c, error, NBDI_SAY("export refused"));
     }
     return nbdi_haggle(c, event);
 }
@@ -2590,7 +2571,7 @@ static int nbdi_step_settle(nbd_client *c, nbd_event *event)
 {
     if (nbdi_pending(c)) return NBDI_WAIT;
     if (!c->reply_error && nbdi_has_infos(c->option.option) && !c->export_seen) {
-        return nbdi_broken(c, NBDI_SAY("acknowledged without NBD_INFO_EXPORT"));
+        return nbdi_broken(c, NBDI_SAY("no NBD_INFO_EXPORT"));
     }
     c->option_due = 0;
     return c->reply_error ? nbdi_refuse(c, event) : nbdi_accept(c, event);
@@ -2603,18 +2584,18 @@ static int nbdi_step_haggle(nbd_client *c)
 
 /// Receiving: replies ///
 
-static nbd_slot *nbdi_reply_slot(nbd_client *c)
+NBDI_APART nbd_slot *nbdi_reply_slot(nbd_client *c)
 {
-    return &c->slots[c->reply_slot];
+    return &c->config.slots[c->reply_slot];
 }
 
 // The cookie is the server's word: it only selects a slot if that slot says the same.
 static inline int nbdi_find(nbd_client *c, uint64_t cookie)
 {
     uint32_t index = (uint32_t)(cookie & 0xffffu);
-    if (index >= c->slot_count || c->slots[index].id != cookie ||
-        (c->slots[index].state & (NBDI_OFFERED | NBDI_REPLIED)) != NBDI_OFFERED) {
-        nbdi_broken(c, NBDI_SAY("reply with a cookie that is not in flight"));
+    if (index >= c->config.slot_count || c->config.slots[index].id != cookie ||
+        (c->config.slots[index].state & (NBDI_OFFERED | NBDI_REPLIED)) != NBDI_OFFERED) {
+        nbdi_broken(c, NBDI_SAY("cookie not in flight"));
         return 0;
     }
     c->reply_slot = (uint16_t)index;
@@ -2652,22 +2633,22 @@ static int nbdi_step_end(nbd_client *c, nbd_event *event)
 
 // Content for [place, place + size) of the request is announced: it is received if
 // the proof allows, dropped if not.
-static int nbdi_announce(nbd_client *c, uint64_t place, uint64_t size)
+static int nbdi_announce(nbd_client *c, uint32_t place, uint32_t size)
 {
     nbd_slot *s = nbdi_reply_slot(c);
-    int error = s->error ? s->error : nbdi_claim(s, (uint32_t)place, (uint32_t)(place + size));
+    int error = s->error ? s->error : nbdi_claim(s, place, place + size);
     s->error = (int16_t)error;
     c->drop = error != 0;
     c->place = place;
     return error == 0;
 }
 
-static void nbdi_expect_data(nbd_client *c, uint64_t place, uint64_t size)
+static void nbdi_expect_data(nbd_client *c, uint32_t place, uint32_t size)
 {
     if (nbdi_announce(c, place, size)) {
         nbdi_seek(nbdi_reply_slot(c), &c->in_cursor, place);
     }
-    c->left = (uint32_t)size;
+    c->left = size;
     c->state = NBDI_DATA;
 }
 
@@ -2681,10 +2662,10 @@ static int nbdi_simple(nbd_client *c, uint32_t error, nbd_event *event)
     }
     if (s->command == NBD_BLOCK_STATUS ||
         (s->command == NBD_READ && c->got.protocol != NBD_PROTOCOL_SIMPLE)) {
-        return nbdi_broken(c, NBDI_SAY("simple reply to a command that needs a structured one"));
+        return nbdi_broken(c, NBDI_SAY("simple reply, structured needed"));
     }
     if (s->command != NBD_READ || s->size == 0) return nbdi_replied(c, event);
-    nbdi_expect_data(c, 0, s->size);
+    nbdi_expect_data(c, 0, (uint32_t)s->size);
     return NBDI_AGAIN;
 }
 
@@ -2700,11 +2681,11 @@ static int nbdi_status_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, ui
     uint32_t head = extended ? 8 : 4, each = extended ? 16 : 8;
     if (s->command != NBD_BLOCK_STATUS ||
         type != (extended ? NBDI_CHUNK_STATUS_EXT : NBDI_CHUNK_STATUS)) {
-        return nbdi_broken(c, NBDI_SAY("block status chunk of a kind that is not valid here"));
+        return nbdi_broken(c, NBDI_SAY("block status chunk of wrong kind"));
     }
-    if (length < head + each || length > head + (uint64_t)each * NBDI_EXTENTS_MAX ||
-        (length - head) % each) {
-        return nbdi_broken(c, NBDI_SAY("block status chunk of an impossible length"));
+    if (length < head + each || length > head + each * NBDI_EXTENTS_MAX ||
+        ((uint32_t)length - head) % each) {
+        return nbdi_broken(c, NBDI_SAY("block status chunk of wrong length"));
     }
     c->left = (uint32_t)length;
     return nbdi_begin_chunk(c, NBDI_STATUS);
@@ -2713,41 +2694,39 @@ static int nbdi_status_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, ui
 static int nbdi_content_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, uint64_t length)
 {
     if (s->command != NBD_READ) {
-        return nbdi_broken(c, NBDI_SAY("content chunk in reply to a command that is no read"));
+        return nbdi_broken(c, NBDI_SAY("content chunk, but no read"));
     }
     if (type == NBDI_CHUNK_HOLE) {
         return length == 12 ? nbdi_begin_chunk(c, NBDI_HOLE)
-                            : nbdi_broken(c, NBDI_SAY("hole chunk is not 12 bytes long"));
+                            : nbdi_broken(c, NBDI_SAY("hole chunk not 12 bytes"));
     }
-    if (length < 9 || length - 8 > s->size) {
-        return nbdi_broken(c, NBDI_SAY("data chunk empty or longer than the request"));
+    if (length - 9 >= s->size) { // below 9 it wraps
+        return nbdi_broken(c, NBDI_SAY("data chunk empty or too long"));
     }
     c->reply_length = (uint32_t)(length - 8);
     return nbdi_begin_chunk(c, NBDI_OFFSET);
 }
 
-static int nbdi_chunk(nbd_client *c, uint32_t flags, uint32_t type, uint64_t length,
-                      nbd_event *event)
+static int nbdi_chunk(nbd_client *c, nbd_event *event, uint64_t length)
 {
     const nbd_slot *s = nbdi_reply_slot(c);
-    c->reply_flags = (uint16_t)flags;
-    c->reply_type = (uint16_t)type;
+    uint32_t type = c->reply_type;
     if (type & 0x8000u) {
-        c->reply_length = (uint32_t)nbdi_min(length, 0xffffffffu);
+        c->reply_length = (uint32_t)length;
         return length >= 6 && length <= NBDI_ERROR_MAX
                    ? nbdi_begin_chunk(c, NBDI_ERROR)
-                   : nbdi_broken(c, NBDI_SAY("error chunk of an impossible length"));
+                   : nbdi_broken(c, NBDI_SAY("error chunk of wrong length"));
     }
     switch (type) {
     case NBDI_CHUNK_NONE:
-        return length == 0 && (flags & NBDI_CHUNK_DONE)
+        return length == 0 && (c->reply_flags & NBDI_CHUNK_DONE)
                    ? nbdi_replied(c, event)
-                   : nbdi_broken(c, NBDI_SAY("NONE chunk with payload or without DONE"));
+                   : nbdi_broken(c, NBDI_SAY("NONE chunk with payload or not DONE"));
     case NBDI_CHUNK_DATA:
     case NBDI_CHUNK_HOLE: return nbdi_content_chunk(c, s, type, length);
     case NBDI_CHUNK_STATUS:
     case NBDI_CHUNK_STATUS_EXT: return nbdi_status_chunk(c, s, type, length);
-    default: return nbdi_broken(c, NBDI_SAY("chunk of an unknown type"));
+    default: return nbdi_broken(c, NBDI_SAY("unknown chunk type"));
     }
 }
 
@@ -2761,40 +2740,40 @@ static uint32_t nbdi_reply_size(const nbd_client *c, uint32_t magic)
 
 static int nbdi_step_reply(nbd_client *c, nbd_event *event)
 {
-    const uint8_t *p = c->buffer + c->in_start;
+    const uint8_t *p = nbdi_at(c, c->in_start);
     uint32_t size;
     if (c->in_end - c->in_start < 4) return NBDI_WAIT;
     size = nbdi_reply_size(c, nbdi_get32(p));
     if (!size) {
-        return nbdi_broken(c, NBDI_SAY("bad magic of a reply, or a kind that was not negotiated"));
+        return nbdi_broken(c, NBDI_SAY("reply magic bad or not negotiated"));
     }
     p = nbdi_take(c, size);
     if (!p) return NBDI_WAIT;
     if (!nbdi_find(c, nbdi_get64(p + 8))) return NBDI_AGAIN;
     if (size == 16) return nbdi_simple(c, nbdi_get32(p + 4), event);
     if (size == 32 && nbdi_get64(p + 16) != nbdi_reply_slot(c)->offset) {
-        return nbdi_broken(c, NBDI_SAY("extended reply does not echo the offset"));
+        return nbdi_broken(c, NBDI_SAY("offset not echoed"));
     }
-    return nbdi_chunk(c, nbdi_get16(p + 4), nbdi_get16(p + 6),
-                      size == 32 ? nbdi_get64(p + 24) : nbdi_get32(p + 16), event);
+    c->reply_flags = nbdi_get16(p + 4);
+    c->reply_type = nbdi_get16(p + 6);
+    return nbdi_chunk(c, event, size == 32 ? nbdi_get64(p + 24) : nbdi_get32(p + 16));
 }
 
-// Whether [offset, offset + size) lies within the request.  Nothing is added before
-// it is compared, so nothing wraps.
-static int nbdi_inside(const nbd_slot *s, uint64_t offset, uint64_t size)
+// Whether [offset, offset + size) lies within the request.  An offset before it wraps to a
+// number that is too large, since no request runs past 2^64; with NBD_UNCHECKED_BOUNDS one
+// may, and then it is counted modulo 2^64, still inside its memory.
+static int nbdi_inside(const nbd_slot *s, uint32_t size, uint64_t offset)
 {
-    return offset >= s->offset && size <= s->size && offset - s->offset <= s->size - size;
+    return size <= s->size && offset - s->offset <= s->size - size;
 }
 
-static int nbdi_step_offset(nbd_client *c)
+static int nbdi_step_offset(nbd_client *c, const uint8_t *p)
 {
-    const uint8_t *p = nbdi_take(c, 8);
     const nbd_slot *s = nbdi_reply_slot(c);
-    if (!p) return NBDI_WAIT;
-    if (!nbdi_inside(s, nbdi_get64(p), c->reply_length)) {
+    if (!nbdi_inside(s, c->reply_length, nbdi_get64(p))) {
         return nbdi_broken(c, NBDI_SAY("data outside the request"));
     }
-    nbdi_expect_data(c, nbdi_get64(p) - s->offset, c->reply_length);
+    nbdi_expect_data(c, (uint32_t)(nbdi_get64(p) - s->offset), c->reply_length);
     return NBDI_AGAIN;
 }
 
@@ -2808,7 +2787,7 @@ static int nbdi_step_data(nbd_client *c, nbd_event *event)
         nbd_iovec v = {NULL, bytes};
         if (!c->drop) {
             v = nbdi_piece(nbdi_reply_slot(c), &c->in_cursor, bytes);
-            memcpy(v.base, c->buffer + c->in_start, v.size);
+            memcpy(v.base, nbdi_at(c, c->in_start), v.size);
         }
         c->in_start += (uint32_t)v.size;
         bytes -= (uint32_t)v.size;
@@ -2816,22 +2795,21 @@ static int nbdi_step_data(nbd_client *c, nbd_event *event)
     return c->left ? NBDI_WAIT : nbdi_step_end(c, event);
 }
 
-static int nbdi_step_hole(nbd_client *c, nbd_event *event)
+static int nbdi_step_hole(nbd_client *c, const uint8_t *p, nbd_event *event)
 {
-    const uint8_t *p = nbdi_take(c, 12);
     nbd_slot *s = nbdi_reply_slot(c);
     uint64_t offset;
-    uint32_t size;
-    if (!p) return NBDI_WAIT;
+    uint32_t size, place;
     offset = nbdi_get64(p);
     size = nbdi_get32(p + 8);
-    if (size == 0 || !nbdi_inside(s, offset, size)) {
+    if (size == 0 || !nbdi_inside(s, size, offset)) {
         return nbdi_broken(c, NBDI_SAY("hole empty or outside the request"));
     }
     c->state = NBDI_END;
-    if (!nbdi_announce(c, offset - s->offset, size)) return NBDI_AGAIN;
+    place = (uint32_t)(offset - s->offset);
+    if (!nbdi_announce(c, place, size)) return NBDI_AGAIN;
     if (!(s->flags & NBD_SPARSE)) {
-        nbdi_clear(s, offset - s->offset, size);
+        nbdi_clear(s, place, size);
         return NBDI_AGAIN;
     }
     s->state |= NBDI_SPARED;
@@ -2843,22 +2821,20 @@ static int nbdi_step_hole(nbd_client *c, nbd_event *event)
 }
 
 // What stands behind the message of an error chunk must be as long as its type says.
-static int nbdi_step_error(nbd_client *c)
+static int nbdi_step_error(nbd_client *c, const uint8_t *p)
 {
-    const uint8_t *p = nbdi_take(c, 6);
     uint32_t message, rest,
         after = c->reply_type == NBDI_CHUNK_ERROR_OFFSET ? NBDI_ERROR_OFFSET : NBDI_END;
-    if (!p) return NBDI_WAIT;
     c->reply_error = nbdi_get32(p);
     message = nbdi_get16(p + 4);
     if (c->reply_error == 0) return nbdi_broken(c, NBDI_SAY("error chunk with error 0"));
     if (message > c->reply_length - 6 || message > NBDI_STRING_MAX) {
-        return nbdi_broken(c, NBDI_SAY("error message longer than its chunk or 4096"));
+        return nbdi_broken(c, NBDI_SAY("error message too long"));
     }
     rest = c->reply_length - 6 - message;
     if ((c->reply_type == NBDI_CHUNK_ERROR && rest != 0) ||
         (c->reply_type == NBDI_CHUNK_ERROR_OFFSET && rest != 8)) {
-        return nbdi_broken(c, NBDI_SAY("error chunk longer or shorter than its type"));
+        return nbdi_broken(c, NBDI_SAY("error chunk not as long as its type"));
     }
     if (after == NBDI_ERROR_OFFSET) {
         rest = 0;
@@ -2869,12 +2845,10 @@ static int nbdi_step_error(nbd_client *c)
                    : nbdi_skip(c, rest, after);
 }
 
-static int nbdi_step_error_offset(nbd_client *c)
+static int nbdi_step_error_offset(nbd_client *c, const uint8_t *p)
 {
-    const uint8_t *p = nbdi_take(c, 8);
     nbd_slot *s = nbdi_reply_slot(c);
-    if (!p) return NBDI_WAIT;
-    if (!nbdi_inside(s, nbdi_get64(p), s->size ? 1 : 0)) {
+    if (!nbdi_inside(s, s->size ? 1 : 0, nbdi_get64(p))) {
         return nbdi_broken(c, NBDI_SAY("error offset outside the request"));
     }
     if (!s->server_error) {
@@ -2884,63 +2858,58 @@ static int nbdi_step_error_offset(nbd_client *c)
     return nbdi_server_error(c, c->reply_error);
 }
 
-static int nbdi_step_status(nbd_client *c)
+static int nbdi_step_status(nbd_client *c, const uint8_t *p)
 {
     int extended = nbdi_extended(c);
-    const uint8_t *p = nbdi_take(c, extended ? 8 : 4);
     nbd_slot *s = nbdi_reply_slot(c);
     uint32_t i, *word;
-    if (!p) return NBDI_WAIT;
     c->left -= extended ? 8 : 4;
     if (extended && nbdi_get32(p + 4) != c->left / 16) {
-        return nbdi_broken(c, NBDI_SAY("number of extents does not fit the length of the chunk"));
+        return nbdi_broken(c, NBDI_SAY("wrong number of extents"));
     }
-    for (i = 0; i < c->got.context_count && c->contexts[i].id != nbdi_get32(p); i++) {
+    for (i = 0; i < c->got.context_count && c->config.contexts[i].id != nbdi_get32(p); i++) {
     }
     if (i == c->got.context_count) {
-        return nbdi_broken(c,
-                           NBDI_SAY("block status for a metadata context that was not agreed on"));
+        return nbdi_broken(c, NBDI_SAY("metadata context not agreed on"));
     }
     word = nbdi_context_word(s, i);
     if (*word >> i % 32 & 1u) {
-        return nbdi_broken(c, NBDI_SAY("block status twice for one metadata context"));
+        return nbdi_broken(c, NBDI_SAY("metadata context twice"));
     }
     *word |= (uint32_t)1 << i % 32;
+    s->range_count++;
     c->found = i;
-    c->place = s->offset;
+    c->place = 0;
     c->state = NBDI_EXTENT;
     return NBDI_AGAIN;
 }
 
 // Every extent but the last ends inside the request; with NBD_REQ_ONE there is one
-// and it does not exceed the request.  c->place is where the next extent begins.
+// and it does not exceed the request.  None runs past 2^64.
 static int nbdi_extent_ok(const nbd_client *c, const nbd_slot *s, uint64_t size, int last)
 {
-    uint64_t before = c->place - s->offset;
-    if (size == 0 || before >= s->size || size > UINT64_MAX - c->place) return 0;
+    if (size == 0 || c->place >= s->size || size > UINT64_MAX - s->offset - c->place) return 0;
     if (s->flags & NBD_REQ_ONE) return last && size <= s->size;
-    return last || size < s->size - before;
+    return last || size < s->size - c->place;
 }
 
-static int nbdi_step_extent(nbd_client *c, nbd_event *event)
+static int nbdi_step_extent(nbd_client *c, const uint8_t *p, nbd_event *event)
 {
     uint32_t each = nbdi_extended(c) ? 16 : 8;
     const nbd_slot *s = nbdi_reply_slot(c);
-    const uint8_t *p = nbdi_take(c, each);
     uint64_t size, flags;
-    if (!p) return NBDI_WAIT;
     size = each == 16 ? nbdi_get64(p) : nbdi_get32(p);
     flags = each == 16 ? nbdi_get64(p + 8) : nbdi_get32(p + 4);
     c->left -= each;
-    if (c->contexts[c->found].narrow && flags > 0xffffffffu) {
-        return nbdi_broken(c, NBDI_SAY("status flags above 32 bits in the namespace base"));
+    if (c->config.contexts[c->found].narrow && flags > 0xffffffffu) {
+        return nbdi_broken(c, NBDI_SAY("status flags above 32 bits in base"));
     }
     if (!nbdi_extent_ok(c, s, size, c->left == 0)) {
-        return nbdi_broken(c, NBDI_SAY("extent empty, too long, or behind the end of the request"));
+        return nbdi_broken(c, NBDI_SAY("extent empty, too long or behind the end"));
     }
     event->type = NBD_EVENT_EXTENT;
     nbdi_about(event, s);
-    event->offset = c->place;
+    event->offset = s->offset + c->place;
     event->size = size;
     event->flags = flags;
     event->context = c->found;
@@ -2955,37 +2924,50 @@ static int nbdi_step_closing(nbd_client *c)
     return NBDI_WAIT;
 }
 
-static int nbdi_step(nbd_client *c, nbd_event *event)
+// Bytes that must be there before the step of this state is taken.
+NBDI_WITHIN uint32_t nbdi_reads(const nbd_client *c)
 {
+#define NBDI_READS(name, size) size,
+    static const uint8_t reads[] = {NBDI_STATES(NBDI_READS)};
+    int doubled = nbdi_extended(c) && (c->state == NBDI_STATUS || c->state == NBDI_EXTENT);
+    return (uint32_t)reads[c->state] << doubled;
+}
+
+NBDI_APART int nbdi_step(nbd_client *c, nbd_event *event)
+{
+    const uint8_t *p = nbdi_at(c, c->in_start);
+    uint32_t size = nbdi_reads(c);
     if (c->done != NBDI_NONE && nbdi_alive(c)) { // a dead one looks at every slot
         uint16_t index = c->done;
-        c->done = c->slots[index].next;
+        c->done = c->config.slots[index].next;
         return nbdi_finish(c, index, event);
     }
+    if (c->in_end - c->in_start < size) return NBDI_WAIT;
+    c->in_start += size;
     switch ((enum nbdi_state)c->state) {
-    case NBDI_MAGIC: return nbdi_step_magic(c);
-    case NBDI_OLD: return nbdi_step_old(c, event);
-    case NBDI_FLAGS: return nbdi_step_flags(c, event);
+    case NBDI_MAGIC: return nbdi_step_magic(c, p);
+    case NBDI_OLD: return nbdi_step_old(c, p, event);
+    case NBDI_FLAGS: return nbdi_step_flags(c, p, event);
     case NBDI_HAGGLE: return nbdi_step_haggle(c);
-    case NBDI_OPTION: return nbdi_step_option(c);
-    case NBDI_INFO: return nbdi_step_info(c);
-    case NBDI_INFO_EXPORT: return nbdi_step_info_export(c);
-    case NBDI_INFO_BLOCK: return nbdi_step_info_block(c);
-    case NBDI_SERVER: return nbdi_step_server(c);
+    case NBDI_OPTION: return nbdi_step_option(c, p);
+    case NBDI_INFO: return nbdi_step_info(c, p);
+    case NBDI_INFO_EXPORT: return nbdi_step_info_export(c, p);
+    case NBDI_INFO_BLOCK: return nbdi_step_info_block(c, p);
+    case NBDI_SERVER: return nbdi_step_server(c, p);
     case NBDI_LISTED: return nbdi_step_listed(c);
-    case NBDI_CONTEXT: return nbdi_step_context(c);
-    case NBDI_NAME: return nbdi_step_name(c);
+    case NBDI_CONTEXT: return nbdi_step_context(c, p);
+    case NBDI_NAME: return nbdi_step_name(c, p);
     case NBDI_TEXT: return nbdi_step_text(c, event);
     case NBDI_SKIP: return nbdi_step_skip(c);
     case NBDI_SETTLE: return nbdi_step_settle(c, event);
     case NBDI_REPLY: return nbdi_step_reply(c, event);
-    case NBDI_OFFSET: return nbdi_step_offset(c);
+    case NBDI_OFFSET: return nbdi_step_offset(c, p);
     case NBDI_DATA: return nbdi_step_data(c, event);
-    case NBDI_HOLE: return nbdi_step_hole(c, event);
-    case NBDI_ERROR: return nbdi_step_error(c);
-    case NBDI_ERROR_OFFSET: return nbdi_step_error_offset(c);
-    case NBDI_STATUS: return nbdi_step_status(c);
-    case NBDI_EXTENT: return nbdi_step_extent(c, event);
+    case NBDI_HOLE: return nbdi_step_hole(c, p, event);
+    case NBDI_ERROR: return nbdi_step_error(c, p);
+    case NBDI_ERROR_OFFSET: return nbdi_step_error_offset(c, p);
+    case NBDI_STATUS: return nbdi_step_status(c, p);
+    case NBDI_EXTENT: return nbdi_step_extent(c, p, event);
     case NBDI_END: return nbdi_step_end(c, event);
     case NBDI_CLOSING: return nbdi_step_closing(c);
     case NBDI_DEAD: return nbdi_dead(c, event);
@@ -3004,21 +2986,20 @@ const char *nbd_strerror(int error)
     (void)error;
     return "";
 #else
-    const char *found = "unknown error";
-#define NBDI_CASE(name, value, text) \
-    case value: \
-        found = text; \
-        break;
-    switch (error) {
-        NBD_ERRORS(NBDI_CASE)
-    default: break;
+#define NBDI_VALUE(name, value, text) value,
+#define NBDI_PACKED(name, value, text) text "\0"
+    static const int8_t values[] = {NBD_ERRORS(NBDI_VALUE)};
+    static const char texts[] = NBD_ERRORS(NBDI_PACKED) "unknown error";
+    const char *text = texts;
+    size_t i;
+    for (i = 0; i < sizeof values && values[i] != error; i++) {
+        text += strlen(text) + 1;
     }
-#undef NBDI_CASE
-    return found;
+    return text;
 #endif
 }
 
-static int nbdi_config_ok(const nbd_config *config)
+NBDI_WITHIN int nbdi_config_ok(const nbd_config *config)
 {
     uint32_t flags = config->flags;
     return flags <= 0xffffu && config->slots && config->slot_count >= 1 &&
@@ -3037,16 +3018,26 @@ static int nbdi_names_ok(const nbd_config *config)
     o.name = config->export_name;
     o.queries = config->queries;
     o.query_count = config->query_count;
-    return nbdi_option_length(&o) != 0xffffffffu;
+    return nbdi_option_length(&o) != NBDI_TOO_LONG;
+}
+
+// The members of one session stand in two runs: before and behind those that stay.
+static void nbdi_forget_session(nbd_client *c)
+{
+    memset(c, 0, offsetof(nbd_client, config));
+    memset(&c->transport, 0, sizeof *c - offsetof(nbd_client, transport));
+    c->detail = "";
+    c->first = c->unsent = c->last = c->done = NBDI_NONE;
+    c->in_start = c->in_end = c->head_size;
 }
 
 static void nbdi_free_slots(nbd_client *c)
 {
     uint32_t i;
-    for (i = 0; i < c->slot_count; i++) {
-        c->slots[i].id = 0;
-        c->slots[i].state = 0;
-        c->slots[i].next = (uint16_t)(i + 1 < c->slot_count ? i + 1 : NBDI_NONE);
+    for (i = 0; i < c->config.slot_count; i++) {
+        c->config.slots[i].id = 0;
+        c->config.slots[i].state = 0;
+        c->config.slots[i].next = (uint16_t)(i + 1 < c->config.slot_count ? i + 1 : NBDI_NONE);
     }
     c->free = 0;
 }
@@ -3064,61 +3055,26 @@ int nbd_init_checked(nbd_client *client, const nbd_config *config, size_t client
     }
     if (!nbdi_names_ok(config)) return NBD_ERR_NAME;
     memset(client, 0, sizeof *client);
-    client->config_flags = (uint16_t)config->flags;
-    client->slot_count = (uint16_t)config->slot_count;
-    client->slots = config->slots;
-    client->buffer = (uint8_t *)config->buffer;
-    client->buffer_size = (uint32_t)config->buffer_size;
+    client->config = *config;
     client->head_size =
-        (uint32_t)nbdi_min((uint64_t)32 * config->slot_count, config->buffer_size / 4);
-    client->export_name = config->export_name;
-    client->queries = config->queries;
-    client->query_count = config->query_count;
-    client->contexts = config->contexts;
-    client->context_room = (uint16_t)config->context_count;
-    client->handshake_hide = (uint8_t)(config->handshake_hide & 3u);
-    client->detail = "";
-    client->first = client->unsent = client->last = client->done = NBDI_NONE;
+        (uint32_t)nbdi_min((size_t)32 * config->slot_count, config->buffer_size / 4);
+    nbdi_forget_session(client);
     nbdi_free_slots(client);
     return 0;
 }
 
-// Everything that one connection knows and the next must not.
 int nbd_connect(nbd_client *client, const nbd_transport *transport)
 {
     nbd_client *c = client;
     if (c->state != NBDI_IDLE && c->state != NBDI_ENDED) return NBD_ERR_STATE;
+    nbdi_forget_session(c);
+    nbdi_forget_export(c);
     c->transport = transport;
     c->state = NBDI_MAGIC;
-    c->error = c->cause = 0;
-    c->detail = "";
-    memset(&c->got, 0, sizeof c->got);
-    nbdi_forget_export(c);
-    memset(&c->option, 0, sizeof c->option);
-    c->option_due = c->flags_due = 0;
-    c->automatic = 0;
-    c->context_name = NULL;
-    c->handshake_flags = 0;
-    c->transmission = c->closing = c->disc = 0;
-    c->piece = c->piece_fill = 0;
-    c->head_sent = c->head_fill = 0;
-    c->out_done = c->out_offered = 0;
-    c->out_failed = c->out_blocked = c->finished = 0;
-    c->out_cursor.index = 0;
-    c->out_cursor.skip = 0;
-    c->first = c->unsent = c->last = c->done = NBDI_NONE;
-    c->scan = 0;
-    c->in_start = c->in_end = c->head_size;
-    c->in_offered = 0;
-    c->left = 0;
-    c->drop = 0;
-    c->in_over = 0;
     c->in_blocked = NBD_WANT_READ;
-    c->fresh = 0;
     return 0;
 }
 
-// Whether the server offers a known command with these flags, read-only or not.
 // Transmission flags that flags of a command need.
 static uint32_t nbdi_flags_need(uint32_t flags)
 {
@@ -3143,18 +3099,18 @@ int nbd_allows(const nbd_client *client, uint32_t command, uint32_t flags)
     const nbd_client *c = client;
     if (!nbdi_transmitting(c) || c->closing || !nbdi_op_known(command, flags)) return 0;
     if (command == NBD_RAW) return 1;
-    return nbdi_offered(c, command, flags) && !(c->got.flags & nbdi_rules[command].forbids);
+    return nbdi_offered(c, command, flags) && !nbdi_forbidden(c, command);
 }
 
 static int nbdi_pieces_ok(const nbd_op *op)
 {
-    uint64_t sum = 0;
+    uint64_t left = op->size;
     uint32_t i;
     for (i = 0; i < op->iov_count; i++) {
-        if (op->iov[i].size > op->size - sum) return 0;
-        sum += op->iov[i].size;
+        if (op->iov[i].size > left) return 0;
+        left -= op->iov[i].size;
     }
-    return !op->buffer && !op->data && sum == op->size;
+    return !op->buffer && !op->data && left == 0;
 }
 
 // Each index once, and room for what is sent.
@@ -3174,38 +3130,35 @@ static int nbdi_memory_ok(const nbd_client *c, const nbd_op *op)
 {
     if (nbdi_carries_data(op->command) && op->iov) return nbdi_pieces_ok(op);
     if (op->iov || op->iov_count) return 0;
-    switch (op->command) {
-    case NBD_READ: return op->buffer && !op->data;
-    case NBD_WRITE: return op->data && !op->buffer;
-    case NBD_RAW:
+    if (op->command == NBD_RAW) {
         return op->raw_type <= 0xffffu && !op->buffer && (!op->data || op->size <= NBDI_DATA_MOST);
-    case NBD_BLOCK_STATUS:
-        return !op->data && (op->contexts ? nbdi_contexts_ok(c, op) : !op->buffer);
-    default: return !op->buffer && !op->data;
     }
+    if (!op->data != (op->command != NBD_WRITE)) return 0;
+    if (op->command == NBD_BLOCK_STATUS && op->contexts) return nbdi_contexts_ok(c, op);
+    return !op->buffer == (op->command != NBD_READ);
 }
 
-// The largest size that may be asked for.  32 bits bound a read in every mode, since
-// its proof counts in 32 bits; half of memory bounds what is counted in size_t.
-static uint64_t nbdi_largest(const nbd_client *c, uint32_t command)
+// 32 bits bound a read in every mode, since its proof counts in 32 bits; half of memory
+// bounds what is counted in size_t.
+static int nbdi_too_large(const nbd_client *c, uint32_t command, uint64_t size)
 {
-    uint64_t header = nbdi_extended(c) && !nbdi_carries_data(command) ? UINT64_MAX : 0xffffffffu;
-    int limited = nbdi_carries_data(command) && !(c->config_flags & NBD_UNCHECKED_PAYLOAD);
-    uint64_t most = limited ? c->got.maximum_payload : header;
-    return nbdi_carries_data(command) ? nbdi_min(most, NBDI_DATA_MOST) : most;
+    size_t most = (size_t)nbdi_min(0xffffffffu, NBDI_DATA_MOST);
+    if (!nbdi_carries_data(command)) return !nbdi_extended(c) && size > 0xffffffffu;
+    if (!(c->config.flags & NBD_UNCHECKED_PAYLOAD)) most = nbdi_min(most, c->got.maximum_payload);
+    return size > most;
 }
 
 static int nbdi_check_range(const nbd_client *c, const nbd_op *op)
 {
     const nbd_export *got = &c->got;
-    if (op->size == 0 && !(c->config_flags & NBD_UNCHECKED_ZERO_SIZE)) return NBD_ERR_ZERO_SIZE;
-    if (op->size > nbdi_largest(c, op->command)) return NBD_ERR_PAYLOAD;
+    if (op->size == 0 && !(c->config.flags & NBD_UNCHECKED_ZERO_SIZE)) return NBD_ERR_ZERO_SIZE;
+    if (nbdi_too_large(c, op->command, op->size)) return NBD_ERR_PAYLOAD;
     if ((op->size > got->size || op->offset > got->size - op->size) &&
-        !(c->config_flags & NBD_UNCHECKED_BOUNDS)) {
+        !(c->config.flags & NBD_UNCHECKED_BOUNDS)) {
         return NBD_ERR_BOUNDS;
     }
     if (((op->offset | op->size) & (got->minimum_block - 1)) &&
-        !(c->config_flags & NBD_UNCHECKED_BLOCK_SIZE)) {
+        !(c->config.flags & NBD_UNCHECKED_BLOCK_SIZE)) {
         return NBD_ERR_BLOCK_SIZE;
     }
     return 0;
@@ -3216,12 +3169,11 @@ static int nbdi_check(const nbd_client *c, const nbd_op *op)
     uint32_t command = op->command;
     if (!nbdi_transmitting(c) || c->closing) return NBD_ERR_STATE;
     if (!nbdi_op_known(command, op->flags) || !nbdi_memory_ok(c, op)) return NBD_ERR_ARG;
-    if (command == NBD_RAW) return op->size > nbdi_largest(c, command) ? NBD_ERR_PAYLOAD : 0;
-    if ((c->got.flags & nbdi_rules[command].forbids) &&
-        !(c->config_flags & NBD_UNCHECKED_READ_ONLY)) {
+    if (command == NBD_RAW) return nbdi_too_large(c, command, op->size) ? NBD_ERR_PAYLOAD : 0;
+    if (nbdi_forbidden(c, command) && !(c->config.flags & NBD_UNCHECKED_READ_ONLY)) {
         return NBD_ERR_READ_ONLY;
     }
-    if (!nbdi_offered(c, command, op->flags) && !(c->config_flags & NBD_UNCHECKED_UNSUPPORTED)) {
+    if (!nbdi_offered(c, command, op->flags) && !(c->config.flags & NBD_UNCHECKED_UNSUPPORTED)) {
         return NBD_ERR_UNSUPPORTED;
     }
     if (op->contexts && (!nbdi_extended(c) || !(c->got.flags & NBD_OFFERS_STATUS_PAYLOAD))) {
@@ -3242,17 +3194,18 @@ static void nbdi_fill_status(const nbd_client *c, nbd_slot *s, const nbd_op *op)
     for (i = 0; i < c->got.context_count; i++) {
         *nbdi_context_word(s, i) |= (uint32_t)1 << i % 32;
     }
+    s->range_count = c->got.context_count - op->context_count;
     nbdi_put64(p, op->size);
     for (i = 0; i < op->context_count; i++) {
         uint32_t context = op->contexts[i];
         *nbdi_context_word(s, context) &= ~((uint32_t)1 << context % 32);
-        nbdi_put32(p + 8 + 4 * (size_t)i, c->contexts[context].id);
+        nbdi_put32(p + 8 + 4 * (size_t)i, c->config.contexts[context].id);
     }
     s->data.one.base = p;
     s->data.one.size = 8 + 4 * (size_t)op->context_count;
 }
 
-static void nbdi_fill_data(nbd_slot *s, const nbd_op *op)
+NBDI_APART void nbdi_fill_data(nbd_slot *s, const nbd_op *op)
 {
     int sends = op->command == NBD_WRITE || op->command == NBD_RAW;
     s->iov_count = op->iov ? op->iov_count : 0;
@@ -3287,11 +3240,11 @@ static void nbdi_fill(const nbd_client *c, nbd_slot *s, const nbd_op *op)
 
 static void nbdi_enqueue(nbd_client *c, uint16_t index)
 {
-    c->slots[index].next = NBDI_NONE;
+    c->config.slots[index].next = NBDI_NONE;
     if (c->first == NBDI_NONE) {
         c->first = index;
     } else {
-        c->slots[c->last].next = index;
+        c->config.slots[c->last].next = index;
     }
     if (c->unsent == NBDI_NONE) {
         c->unsent = index;
@@ -3307,7 +3260,7 @@ int nbd_issue(nbd_client *client, const nbd_op *op, uint64_t *id)
     int error = nbdi_check(c, op);
     if (error) return error;
     if (index == NBDI_NONE) return NBD_ERR_FULL;
-    s = &c->slots[index];
+    s = &c->config.slots[index];
     c->free = s->next;
     nbdi_fill(c, s, op);
     s->id = ++c->serial << 16 | index;
@@ -3351,16 +3304,16 @@ int nbd_sent(nbd_client *client, ptrdiff_t result)
 {
     nbd_client *c = client;
     if (!c->out_offered) return NBD_ERR_STATE;
-    if (result > 0 && (uint64_t)result > c->out_offered) return NBD_ERR_ARG;
+    if (result > 0 && (size_t)result > c->out_offered) return NBD_ERR_ARG;
     c->counters.sends++;
     c->out_offered = 0;
     c->out_blocked = result == 0 ? NBD_WANT_WRITE : nbdi_blocked(result);
     if (result > 0) {
         c->counters.bytes_sent += (uint64_t)result;
         if (c->transmission) {
-            nbdi_ack_requests(c, (uint64_t)result);
+            nbdi_ack_requests(c, (size_t)result);
         } else {
-            nbdi_ack_options(c, (uint64_t)result);
+            nbdi_ack_options(c, (size_t)result);
         }
     } else if (!c->out_blocked) {
         c->out_failed = 1;
@@ -3374,7 +3327,7 @@ unsigned nbd_incoming(nbd_client *client, nbd_iovec *iov, unsigned count)
 {
     nbd_client *c = client;
     nbdi_offer offer = {NULL, 0, 0, 0, NULL};
-    uint32_t behind;
+    size_t behind;
     offer.iov = iov;
     offer.room = count;
     if (!c->in_offered) {
@@ -3382,9 +3335,9 @@ unsigned nbd_incoming(nbd_client *client, nbd_iovec *iov, unsigned count)
         nbdi_make_room(c);
         c->direct = nbdi_direct(c);
     }
-    behind = c->in_offered ? (uint32_t)(c->in_offered - c->direct) : c->buffer_size - c->in_end;
+    behind = c->in_offered ? c->in_offered - c->direct : c->config.buffer_size - c->in_end;
     if (!c->direct || nbdi_add_data(&offer, nbdi_reply_slot(c), c->in_cursor, c->direct)) {
-        nbdi_add(&offer, c->buffer + c->in_end, behind);
+        nbdi_add(&offer, nbdi_at(c, c->in_end), behind);
     }
     if (!c->in_offered) {
         c->direct = (uint32_t)nbdi_min(c->direct, offer.bytes);
@@ -3397,17 +3350,17 @@ int nbd_received(nbd_client *client, ptrdiff_t result)
 {
     nbd_client *c = client;
     if (!c->in_offered) return NBD_ERR_STATE;
-    if (result > 0 && (uint64_t)result > c->in_offered) return NBD_ERR_ARG;
+    if (result > 0 && (size_t)result > c->in_offered) return NBD_ERR_ARG;
     c->counters.receives++;
     c->in_blocked = nbdi_blocked(result);
     if (result > 0) {
-        uint32_t placed = (uint32_t)nbdi_min((uint64_t)result, c->direct);
+        uint32_t placed = (uint32_t)nbdi_min((size_t)result, c->direct);
         nbdi_advance(nbdi_reply_slot(c), &c->in_cursor, placed);
         c->counters.bytes_received += (uint64_t)result;
         c->left -= placed;
         c->place += placed;
-        c->in_end += (uint32_t)((uint64_t)result - placed);
-        NBD_ASSERT(c->in_end <= c->buffer_size);
+        c->in_end += (uint32_t)((size_t)result - placed);
+        NBD_ASSERT(c->in_end <= c->config.buffer_size);
     } else if (!c->in_blocked) {
         c->in_over = result == NBD_IO_EOF ? NBDI_IN_EOF : NBDI_IN_FAILED;
     }
@@ -3426,7 +3379,7 @@ static nbd_iovec nbdi_join(nbd_client *c, const nbd_iovec *iov, unsigned count, 
     v.base = stage;
     v.size = 0;
     for (i = 0; i < count && v.size < NBD_STAGE; i++) {
-        size_t size = (size_t)nbdi_min(iov[i].size, NBD_STAGE - v.size);
+        size_t size = nbdi_min(iov[i].size, NBD_STAGE - v.size);
         memcpy(stage + v.size, iov[i].base, size);
         v.size += size;
     }
@@ -3436,13 +3389,13 @@ static nbd_iovec nbdi_join(nbd_client *c, const nbd_iovec *iov, unsigned count, 
 
 // `budget` is what this poll may still send.  The flag is given only if another send
 // of this poll is sure to follow.  Returns what went out, 0 if no more will.
-static uint64_t nbdi_send(nbd_client *c, const nbd_iovec *iov, unsigned count, unsigned flags,
-                          uint64_t budget)
+static size_t nbdi_send(nbd_client *c, const nbd_iovec *iov, unsigned count, unsigned flags,
+                        size_t budget)
 {
     const nbd_transport *t = c->transport;
     uint8_t stage[NBD_STAGE];
     nbd_iovec one;
-    uint64_t handed = c->out_offered;
+    size_t handed = c->out_offered;
     ptrdiff_t result;
     if (t->flags & NBD_ONE_PIECE) {
         one = nbdi_join(c, iov, count, stage);
@@ -3453,26 +3406,26 @@ static uint64_t nbdi_send(nbd_client *c, const nbd_iovec *iov, unsigned count, u
     }
     result = t->send(t->context, iov, count, handed < budget ? flags : 0);
     if (nbd_sent(c, result) || result <= 0) return 0;
-    if ((uint64_t)result < handed && (t->flags & NBD_SHORT_IS_DRY)) {
+    if ((size_t)result < handed && (t->flags & NBD_SHORT_IS_DRY)) {
         c->out_blocked = NBD_WANT_WRITE;
         return 0;
     }
-    return (uint64_t)result;
+    return (size_t)result;
 }
 
 static void nbdi_poll_out(nbd_client *c, nbd_iovec *iov)
 {
-    uint64_t budget = NBD_POLL_BYTES;
+    size_t budget = NBD_POLL_BYTES;
     unsigned count, flags;
     while ((count = nbd_outgoing(c, iov, NBD_IOVECS, &flags)) > 0) {
-        uint64_t sent = nbdi_send(c, iov, count, flags, budget);
+        size_t sent = nbdi_send(c, iov, count, flags, budget);
         if (sent == 0 || sent >= budget) return;
         budget -= sent;
     }
 }
 
 // Whether the transport is still to be told that nothing more will be sent.
-static int nbdi_unfinished(const nbd_client *c)
+NBDI_WITHIN int nbdi_unfinished(const nbd_client *c)
 {
     return c->state == NBDI_CLOSING && !c->finished && !c->out_failed && !nbdi_pending(c) &&
            c->transport && c->transport->finish;
@@ -3489,18 +3442,18 @@ static void nbdi_finish_sending(nbd_client *c)
 static void nbdi_poll_in(nbd_client *c, nbd_iovec *iov)
 {
     const nbd_transport *t = c->transport;
-    uint64_t budget = NBD_POLL_BYTES;
+    size_t budget = NBD_POLL_BYTES;
     unsigned count;
     while ((count = nbd_incoming(c, iov, NBD_IOVECS)) > 0) {
-        uint64_t asked = t->flags & NBD_ONE_PIECE ? iov[0].size : c->in_offered;
+        size_t asked = t->flags & NBD_ONE_PIECE ? iov[0].size : c->in_offered;
         ptrdiff_t result = t->recv(t->context, iov, count);
         if (nbd_received(c, result) || result <= 0) return;
-        if ((uint64_t)result < asked && (t->flags & NBD_SHORT_IS_DRY)) {
+        if ((size_t)result < asked && (t->flags & NBD_SHORT_IS_DRY)) {
             c->in_blocked = NBD_WANT_READ;
             return;
         }
-        if ((uint64_t)result >= budget) return;
-        budget -= (uint64_t)result;
+        if ((size_t)result >= budget) return;
+        budget -= (size_t)result;
     }
 }
 
@@ -3534,7 +3487,7 @@ int nbd_next(nbd_client *client, nbd_event *event)
 {
     int step;
     nbdi_blank(event);
-    if (!client->slots) return 0; // zeroed, and never prepared by nbd_init
+    if (!client->config.slots) return 0; // zeroed, and never prepared by nbd_init
     do {
         step = nbdi_step(client, event);
         if (step == NBDI_WAIT && nbdi_starved(client)) {
@@ -3597,38 +3550,10 @@ const char *nbd_detail(const nbd_client *client)
 int nbd_phase(const nbd_client *client)
 {
     const nbd_client *c = client;
-    switch ((enum nbdi_state)c->state) {
-    case NBDI_IDLE:
-    case NBDI_ENDED: return NBD_PHASE_IDLE;
-    case NBDI_MAGIC:
-    case NBDI_OLD:
-    case NBDI_FLAGS: return NBD_PHASE_GREETING;
-    case NBDI_TLS: return NBD_PHASE_STARTTLS;
-    case NBDI_CLOSING:
-    case NBDI_DEAD: return NBD_PHASE_CLOSING;
-    case NBDI_HAGGLE:
-    case NBDI_OPTION:
-    case NBDI_INFO:
-    case NBDI_INFO_EXPORT:
-    case NBDI_INFO_BLOCK:
-    case NBDI_SERVER:
-    case NBDI_LISTED:
-    case NBDI_CONTEXT:
-    case NBDI_NAME:
-    case NBDI_TEXT:
-    case NBDI_SKIP:
-    case NBDI_SETTLE:
-    case NBDI_REPLY:
-    case NBDI_OFFSET:
-    case NBDI_DATA:
-    case NBDI_HOLE:
-    case NBDI_ERROR:
-    case NBDI_ERROR_OFFSET:
-    case NBDI_STATUS:
-    case NBDI_EXTENT:
-    case NBDI_END: break;
-    }
-    if (c->closing) return NBD_PHASE_CLOSING;
+    if (c->state == NBDI_IDLE || c->state == NBDI_ENDED) return NBD_PHASE_IDLE;
+    if (c->state <= NBDI_FLAGS) return NBD_PHASE_GREETING;
+    if (c->state == NBDI_TLS) return NBD_PHASE_STARTTLS;
+    if (c->state >= NBDI_CLOSING || c->closing) return NBD_PHASE_CLOSING;
     return c->transmission ? NBD_PHASE_TRANSMISSION : NBD_PHASE_OPTIONS;
 }
 
@@ -3646,7 +3571,7 @@ int nbd_negotiate(nbd_client *client, const nbd_option *option)
         return NBD_ERR_STATE;
     }
     if (!nbdi_option_ok(option)) return NBD_ERR_ARG;
-    if ((c->config_flags & NBD_TLS_REQUIRE) && !c->got.tls && number != NBD_OPTION_STARTTLS) {
+    if ((c->config.flags & NBD_TLS_REQUIRE) && !c->got.tls && number != NBD_OPTION_STARTTLS) {
         return NBD_ERR_TLS;
     }
     if (number == NBD_OPTION_EXPORT_NAME ? nbdi_extended(c) : !nbdi_fixed(c)) {
@@ -3656,18 +3581,18 @@ int nbd_negotiate(nbd_client *client, const nbd_option *option)
         c->got.protocol == NBD_PROTOCOL_SIMPLE) {
         return NBD_ERR_UNSUPPORTED;
     }
-    if (nbdi_option_length(option) == 0xffffffffu) return NBD_ERR_NAME;
-    nbdi_start(c, option);
+    if (nbdi_option_length(option) == NBDI_TOO_LONG) return NBD_ERR_NAME;
+    c->option = *option;
+    nbdi_start(c);
     return 0;
 }
 
 int nbd_starttls(nbd_client *client, const nbd_transport *transport)
 {
     nbd_client *c = client;
-    nbd_event unused;
     if (c->state != NBDI_TLS || c->in_offered || c->out_offered) return NBD_ERR_STATE;
     if (c->in_start != c->in_end) {
-        nbdi_fail(c, NBD_ERR_INJECTED, NBDI_SAY("bytes behind the acknowledgement of STARTTLS"));
+        nbdi_fail(c, NBD_ERR_INJECTED, NBDI_SAY("bytes behind STARTTLS"));
         return 0;
     }
     c->transport = transport;
@@ -3677,7 +3602,8 @@ int nbd_starttls(nbd_client *client, const nbd_transport *transport)
     c->context_name = NULL;
     nbdi_forget_export(c);
     c->in_blocked = c->out_blocked = 0;
-    nbdi_haggle(c, &unused);
+    c->state = NBDI_HAGGLE;
+    if (!(c->config.flags & NBD_NEGOTIATE)) nbdi_start_next(c);
     return 0;
 }
 

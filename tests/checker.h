@@ -35,7 +35,7 @@
     X(CLIENT, flags_not_offered, "a client flag that the server did not offer") \
     X(CLIENT, option_magic, "an option without its magic") \
     X(CLIENT, early_message, "a message before the final reply to the last option") \
-    X(CLIENT, option_not_fixed, "not EXPORT_NAME, and the server is not fixed newstyle") \
+    X(CLIENT, option_not_fixed, "not EXPORT_NAME, and the not fixed newstyle") \
     X(CLIENT, starttls_not_fixed, "STARTTLS without C_FIXED_NEWSTYLE") \
     X(CLIENT, option_data, "data with an option that has none") \
     X(CLIENT, info_layout, "INFO or GO with inconsistent lengths") \

@@ -191,13 +191,14 @@ static inline void scribble(const nbd_iovec *iov, unsigned count)
 // further is a crash.  The client itself moves it back before it receives again.
 static inline void push_against_guard(nbd_client *c)
 {
-    uint32_t size = c->in_end - c->in_start;
+    uint8_t *buffer = (uint8_t *)c->config.buffer;
+    uint32_t size = c->in_end - c->in_start, end = (uint32_t)c->config.buffer_size;
 
     if (c->in_offered || size == 0) return;
-    memmove(c->buffer + c->buffer_size - size, c->buffer + c->in_start, size);
-    memset(c->buffer + c->head_size, UNTOUCHED, c->buffer_size - c->head_size - size);
-    c->in_start = c->buffer_size - size;
-    c->in_end = c->buffer_size;
+    memmove(buffer + end - size, buffer + c->in_start, size);
+    memset(buffer + c->head_size, UNTOUCHED, end - c->head_size - size);
+    c->in_start = end - size;
+    c->in_end = end;
 }
 
 /// Opening ///

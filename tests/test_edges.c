@@ -470,7 +470,7 @@ static void detail_names_the_rule_that_was_broken(void)
     CHECK(strcmp(nbd_detail(&client), "") == 0);
     feed("NBDMAGICnonsense", 16);
     CHECK(next(NBD_EVENT_CLOSED).detail == client.detail);
-    CHECK(strcmp(nbd_detail(&client), "neither IHAVEOPT nor the oldstyle magic") == 0);
+    CHECK(strcmp(nbd_detail(&client), "neither new nor old style") == 0);
 }
 
 static int phase_of(enum nbdi_state state)

@@ -58,7 +58,7 @@ static void zeroes_are_negotiated_away_without_fixed(script *s)
 static void hidden_no_zeroes_bit_brings_the_zeroes(script *s)
 {
     s->config.flags = NBD_ONLY_EXPORT_NAME;
-    s->config.handshake_hide = NO_ZEROES;
+    s->config.flags |= NBD_WITHOUT_NO_ZEROES;
     send_greeting(s, FIXED | NO_ZEROES);
     want_client_flags(s, FIXED);
     want_export_name(s, "");
@@ -69,7 +69,7 @@ static void hidden_no_zeroes_bit_brings_the_zeroes(script *s)
 
 static void hidden_fixed_bit_makes_it_plain_newstyle(script *s)
 {
-    s->config.handshake_hide = FIXED;
+    s->config.flags |= NBD_WITHOUT_FIXED_NEWSTYLE;
     send_greeting(s, FIXED | NO_ZEROES);
     want_client_flags(s, NO_ZEROES);
     want_export_name(s, "");

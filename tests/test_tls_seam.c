@@ -234,7 +234,7 @@ static void required_tls_says_nothing_to_an_oldstyle_server(script *s)
 static void required_tls_says_nothing_if_the_fixed_bit_is_hidden(script *s)
 {
     s->config.flags = NBD_TLS_REQUIRE;
-    s->config.handshake_hide = FIXED;
+    s->config.flags |= NBD_WITHOUT_FIXED_NEWSTYLE;
     send_greeting(s, FIXED | NO_ZEROES);
     see_closed(s, NBD_ERR_TLS);
 }

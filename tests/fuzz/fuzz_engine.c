@@ -617,7 +617,7 @@ static void greet(void)
     if (server.style) {
         out64(0x49484156454f5054);
         out16(flags);
-        server.zeroes = (flags & 2) && !(config.handshake_hide & 2);
+        server.zeroes = (flags & 2) && !(config.flags & NBD_WITHOUT_NO_ZEROES);
     } else {
         out64(0x420281861253);
         out64(server.size);
@@ -1278,7 +1278,7 @@ static void prepare(void)
     config.queries = queries;
     config.query_count = pick(4);
     config.export_name = names[pick(4)];
-    config.handshake_hide = pick(8) == 1 ? pick(4) : 0;
+    config.flags |= pick(8) == 1 ? pick(4) * NBD_WITHOUT_FIXED_NEWSTYLE : 0;
     client = (nbd_client *)bytes(sizeof *client);
     MUST(nbd_init(client, &config) == 0);
     for (i = 0; i < 2; i++) {

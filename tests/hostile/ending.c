@@ -112,7 +112,7 @@ static void answered_twice(script *s, const void *of)
     send_answer(s, r, 0);
     see_undone(s, r);
     send_answer(s, r, 0);
-    die_by(s, r, "reply with a cookie that is not in flight");
+    die_by(s, r, "cookie not in flight");
 }
 
 static void second_answer_to_a_write_that_is_stuck_ends_it(void)
@@ -220,7 +220,7 @@ static void see_all(script *s, const int *r, const unsigned char *answered, int 
 // Sixteen requests: some answered, some in part, one half sent, three not at all.
 static void many_stages(script *s, const void *of)
 {
-    static const char detail[] = "bad magic of a reply, or a kind that was not negotiated";
+    static const char detail[] = "reply magic bad or not negotiated";
     const row *it = of;
     unsigned char answered[MANY] = {0};
     int r[MANY], i, at = 0, broken = 0;

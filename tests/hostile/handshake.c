@@ -15,8 +15,8 @@ static void send_spoilt_greeting(script *s, const void *row)
     send_greeting(s, FIXED | NO_ZEROES);
     bytes[*bit / 8] ^= (unsigned char)(1u << *bit % 8);
     see_closed_by(s, NBD_ERR_NOT_NBD,
-                  *bit < 64 ? "greeting does not begin with NBDMAGIC"
-                            : "neither IHAVEOPT nor the oldstyle magic");
+                  *bit < 64 ? "no NBDMAGIC"
+                            : "neither new nor old style");
 }
 
 static void greeting_with_any_bit_wrong_is_no_nbd(void)
@@ -126,7 +126,7 @@ static void describe_export(script *s, const export_row *row)
 static void export_is_refused(script *s, const void *of)
 {
     describe_export(s, of);
-    see_closed_by(s, NBD_ERR_PROTOCOL, "transmission flags without NBD_FLAG_HAS_FLAGS");
+    see_closed_by(s, NBD_ERR_PROTOCOL, "no NBD_FLAG_HAS_FLAGS");
 }
 
 static void flags_without_their_first_bit_end_it(void)
@@ -494,11 +494,11 @@ static void ask_export(script *s, uint32_t option)
 static const char *info_detail(const info_row *row)
 {
     if (row->length < 2 || row->length > 65536) {
-        return "option reply of a type or length that is not valid for the option";
+        return "option reply of wrong type or length";
     }
-    if (row->type == 0) return "NBD_INFO_EXPORT is not 12 bytes long";
-    if (row->type == 3) return "NBD_INFO_BLOCK_SIZE is not 14 bytes long";
-    return "name or description longer than 4096";
+    if (row->type == 0) return "NBD_INFO_EXPORT not 12 bytes";
+    if (row->type == 3) return "NBD_INFO_BLOCK_SIZE not 14 bytes";
+    return "name or description too long";
 }
 
 static int info_is_legal(const info_row *row)
@@ -630,7 +630,7 @@ static void send_blocks(script *s, const void *of)
         see_ready(s);
         close_session(s);
     } else {
-        see_closed_by(s, NBD_ERR_PROTOCOL, "block sizes break the rules of their chapter");
+        see_closed_by(s, NBD_ERR_PROTOCOL, "block sizes break their rules");
     }
 }
 

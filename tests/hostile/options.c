@@ -55,7 +55,7 @@ typedef struct reply_row {
 } reply_row;
 
 static const char invalid_reply[] =
-    "option reply of a type or length that is not valid for the option";
+    "option reply of wrong type or length";
 
 static void refuse_with_text(script *s, const void *of)
 {
@@ -203,7 +203,7 @@ static void send_other_option(script *s, const void *of)
     open_and_ask(s, row->option);
     if (row->second) send_good_reply(s, row->option);
     send_reply(s, row->type, 1, "", 0);
-    see_closed_by(s, NBD_ERR_PROTOCOL, "reply to an option that was not sent");
+    see_closed_by(s, NBD_ERR_PROTOCOL, "reply to another option");
 }
 
 static void reply_to_any_other_option_ends_it(void)
@@ -234,7 +234,7 @@ static void spoil_magic(script *s, const void *of)
     bytes = s->bytes + s->used;
     send_ack(s, row->option);
     bytes[row->length / 8] ^= (unsigned char)(1u << row->length % 8);
-    see_closed_by(s, NBD_ERR_PROTOCOL, "bad magic of an option reply");
+    see_closed_by(s, NBD_ERR_PROTOCOL, "bad option reply magic");
 }
 
 static void option_reply_with_any_bit_of_its_magic_wrong_ends_it(void)
@@ -296,7 +296,7 @@ static void answer_twice_by_itself(script *s, const void *of)
     send_refusal(s, 11, 1, "");
     want_option(s, 8, "", 0);
     script_close(s, send_reply_open(s, 11, *type, 0));
-    see_closed_by(s, NBD_ERR_PROTOCOL, "reply to an option that was not sent");
+    see_closed_by(s, NBD_ERR_PROTOCOL, "reply to another option");
 }
 
 static void second_final_reply_ends_the_automatic_options(void)
@@ -342,7 +342,7 @@ static void list_entry(script *s, const void *of)
     script_close(s, &s->steps[s->step_count - 1]);
     if (!entry_is_legal(row)) {
         see_closed_by(s, NBD_ERR_PROTOCOL,
-                      "export name or description longer than its reply or 4096");
+                      "export name or description too long");
         return;
     }
     seen = see_text(s, SESSION, 3, NBD_TEXT_EXPORT, text);

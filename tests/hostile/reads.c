@@ -31,7 +31,7 @@ static int is_inside(const place_row *row)
 static const char *place_detail(const place_row *row)
 {
     if (row->hole) return "hole empty or outside the request";
-    return row->size == 0 || row->size > SIZE ? "data chunk empty or longer than the request"
+    return row->size == 0 || row->size > SIZE ? "data chunk empty or too long"
                                               : "data outside the request";
 }
 

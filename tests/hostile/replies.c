@@ -9,7 +9,7 @@ enum { CONTEXT_ID = 7, OFFSET = 4096, SIZE = 64 };
 
 static const char *const queries[] = {"base:allocation"};
 static const uint32_t context_ids[] = {CONTEXT_ID};
-static const char bad_magic[] = "bad magic of a reply, or a kind that was not negotiated";
+static const char bad_magic[] = "reply magic bad or not negotiated";
 
 // Everything up to READY; BLOCK_STATUS can be asked for if the protocol allows it.
 static void open_all(script *s, int protocol)
@@ -190,7 +190,7 @@ static void option_reply_during_transmission_ends_it(void)
 
 static void flipped_cookie(script *s, const void *of)
 {
-    static const char detail[] = "reply with a cookie that is not in flight";
+    static const char detail[] = "cookie not in flight";
     const row *it = of;
     int a, b;
 
@@ -241,7 +241,7 @@ static void cookie_with_any_bit_wrong_ends_it(void)
 
 static void answered_again(script *s, const void *of)
 {
-    static const char detail[] = "reply with a cookie that is not in flight";
+    static const char detail[] = "cookie not in flight";
     const row *it = of;
     int a, b = 0;
 
@@ -295,7 +295,7 @@ static void flipped_echo(script *s, const void *of)
         send_none(s, r);
     }
     bytes[16 + it->bits / 8] ^= (unsigned char)(1u << it->bits % 8);
-    die_by(s, r, "extended reply does not echo the offset");
+    die_by(s, r, "offset not echoed");
 }
 
 static void echo_with_any_bit_wrong_ends_it(void)
@@ -322,12 +322,12 @@ static const char *type_detail(const row *it)
     if (it->type == TYPE_NONE || it->type >= 0x8000) return NULL;
     if (content) {
         return it->command == NBD_READ ? NULL
-                                       : "content chunk in reply to a command that is no read";
+                                       : "content chunk, but no read";
     }
-    if (!status) return "chunk of an unknown type";
+    if (!status) return "unknown chunk type";
     return it->command == NBD_BLOCK_STATUS && it->type == extents
                ? NULL
-               : "block status chunk of a kind that is not valid here";
+               : "block status chunk of wrong kind";
 }
 
 static void wrong_type(script *s, const void *of)
@@ -369,19 +369,19 @@ static const char *length_detail(const row *it)
     uint64_t head = it->protocol == NBD_PROTOCOL_EXTENDED ? 8 : 4, length = it->length;
 
     if (it->type >= 0x8000) {
-        return length >= 6 && length <= 8192 ? NULL : "error chunk of an impossible length";
+        return length >= 6 && length <= 8192 ? NULL : "error chunk of wrong length";
     }
     switch (it->type) {
-    case TYPE_NONE: return length == 0 ? NULL : "NONE chunk with payload or without DONE";
+    case TYPE_NONE: return length == 0 ? NULL : "NONE chunk with payload or not DONE";
     case TYPE_DATA:
         return length > 8 && length <= 8 + SIZE ? NULL
-                                                : "data chunk empty or longer than the request";
-    case TYPE_HOLE: return length == 12 ? NULL : "hole chunk is not 12 bytes long";
+                                                : "data chunk empty or too long";
+    case TYPE_HOLE: return length == 12 ? NULL : "hole chunk not 12 bytes";
     default:
         return length > head && (length - head) % (2 * head) == 0 &&
                        (length - head) / (2 * head) <= 1u << 20
                    ? NULL
-                   : "block status chunk of an impossible length";
+                   : "block status chunk of wrong length";
     }
 }
 
@@ -461,7 +461,7 @@ static void none_without_done(script *s, const void *of)
     open_all(s, it->protocol);
     r = ask(s, it->command);
     (void)send_header_of(s, r, it->protocol, it->flags, TYPE_NONE, 0);
-    die_by(s, r, "NONE chunk with payload or without DONE");
+    die_by(s, r, "NONE chunk with payload or not DONE");
 }
 
 static void none_without_done_ends_it_whatever_else_is_set(void)
@@ -584,10 +584,10 @@ static const char *message_detail(const row *it)
     uint64_t rest = it->length - 6 - it->bits;
 
     if (it->bits > it->length - 6 || it->bits > 4096) {
-        return "error message longer than its chunk or 4096";
+        return "error message too long";
     }
     if ((it->type == TYPE_ERROR && rest != 0) || (it->type == TYPE_ERROR_OFFSET && rest != 8)) {
-        return "error chunk longer or shorter than its type";
+        return "error chunk not as long as its type";
     }
     return NULL;
 }

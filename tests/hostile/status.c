@@ -10,7 +10,7 @@ enum { OFFSET = 65536, BASE = 0, OTHER = 1 };
 
 static const char *const queries[] = {"base:allocation", "other:things"};
 static const uint32_t ids[] = {5, 4000000000u};
-static const char bad_extent[] = "extent empty, too long, or behind the end of the request";
+static const char bad_extent[] = "extent empty, too long or behind the end";
 
 static void open_status(script *s, int protocol, uint32_t contexts, uint64_t size)
 {
@@ -167,9 +167,9 @@ static outcome chunks_outcome(const chunks_row *row)
         if (symbol == 4) {
             o.error = NBD_EIO;
         } else if (symbol > 1) {
-            o.detail = "block status for a metadata context that was not agreed on";
+            o.detail = "metadata context not agreed on";
         } else if (seen >> symbol & 1) {
-            o.detail = "block status twice for one metadata context";
+            o.detail = "metadata context twice";
         } else {
             seen |= 1u << symbol;
         }
@@ -249,7 +249,7 @@ static void other_number(script *s, const void *of)
     open_status(s, *bit % 2 ? NBD_PROTOCOL_EXTENDED : NBD_PROTOCOL_STRUCTURED, 2, EXPORT_SIZE);
     r = ask_status(s, 0, BYTES);
     send_extents(s, r, DONE, ids[*bit / 32] ^ UINT32_C(1) << *bit % 32, &one, 1);
-    die_by(s, r, "block status for a metadata context that was not agreed on");
+    die_by(s, r, "metadata context not agreed on");
 }
 
 static void number_of_a_context_with_any_bit_wrong_ends_it(void)
@@ -288,11 +288,11 @@ static void counted(script *s, const void *of)
     put_zeroes(s, row->behind);
     script_close(s, sent);
     if (row->behind || row->extents == 0) {
-        die_by(s, r, "block status chunk of an impossible length");
+        die_by(s, r, "block status chunk of wrong length");
         return;
     }
     if (row->count != row->extents) {
-        die_by(s, r, "number of extents does not fit the length of the chunk");
+        die_by(s, r, "wrong number of extents");
         return;
     }
     for (i = 0; i < row->extents; i++)
@@ -342,7 +342,7 @@ static void flagged(script *s, const void *of)
     see_extent(s, r, OTHER, OFFSET, other);
     send_extents(s, r, DONE, ids[BASE], &base, 1);
     if (row->context == BASE && row->flags > 0xFFFFFFFF) {
-        die_by(s, r, "status flags above 32 bits in the namespace base");
+        die_by(s, r, "status flags above 32 bits in base");
         return;
     }
     see_extent(s, r, BASE, OFFSET, base);

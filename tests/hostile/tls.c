@@ -38,7 +38,7 @@ static void inject(script *s, const void *of)
     send_ack(s, 5);
     for (i = 0; i < it->length; i++)
         send_behind(s, it->type ? it->type : injected[i], 1);
-    see_closed_by(s, NBD_ERR_INJECTED, "bytes behind the acknowledgement of STARTTLS");
+    see_closed_by(s, NBD_ERR_INJECTED, "bytes behind STARTTLS");
 }
 
 // In one segment with the acknowledgement.  What comes later is left to TLS, which will
@@ -117,8 +117,8 @@ static void answer_tls_wrongly(script *s, const void *of)
     script_close(s, send_reply_open(s, it->number, it->type, it->length));
     see_closed_by(s, NBD_ERR_PROTOCOL,
                   it->number != 5
-                      ? "reply to an option that was not sent"
-                      : "option reply of a type or length that is not valid for the option");
+                      ? "reply to another option"
+                      : "option reply of wrong type or length");
 }
 
 static void nothing_but_an_empty_acknowledgement_starts_tls(void)
@@ -158,7 +158,7 @@ static void greet_without_tls(script *s, const void *of)
         see_closed_by(s, NBD_ERR_TLS, "oldstyle server");
     } else {
         send_greeting(s, it->number);
-        see_closed_by(s, NBD_ERR_TLS, "server is not fixed newstyle");
+        see_closed_by(s, NBD_ERR_TLS, "not fixed newstyle");
     }
 }
 
