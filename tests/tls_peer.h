@@ -186,6 +186,7 @@ static inline void peer_encrypt_key(identity *who, const char *password, char *p
         mbedtls_cipher_setup(&aes, mbedtls_cipher_info_from_type(MBEDTLS_CIPHER_AES_128_CBC)),
         "aes");
     peer_check(mbedtls_cipher_setkey(&aes, key, 128, MBEDTLS_ENCRYPT), "aes");
+    peer_check(mbedtls_cipher_set_padding_mode(&aes, MBEDTLS_PADDING_PKCS7), "aes");
     peer_check(
         mbedtls_cipher_crypt(&aes, iv, 16, der + sizeof der - size, (size_t)size, sealed, &done),
         "aes");
