@@ -34,7 +34,7 @@ PROGRAMS := $(patsubst tests/%.c,build/tests/%,$(wildcard tests/test_*.c)) \
 SERVER := build/tests/server
 TOOLS := $(SERVER) build/tests/every build/tests/judge build/tests/differential build/tests/deadlock
 SOURCES := nbd.h $(wildcard examples/*.[ch] tests/*.[ch] tests/compile/*.[ch] tests/fuzz/*.[ch] \
-    tests/hostile/*.[ch] bench/*.[ch])
+    tests/hostile/*.[ch] tests/transports/*.h bench/*.[ch])
 
 # Debian packages for the tests that use other people's programs.
 PACKAGES := afl++ clang clang-19 clang-format clang-tidy cppcheck debootstrap e2fsprogs file g++ \
@@ -157,6 +157,10 @@ build/bench/default/uring_copy build/examples/uring_copy: private LDFLAGS += -lu
 build/bench/default/copy build/examples/copy build/examples/threads: private LDFLAGS += -pthread
 
 build/tests/test_threads: private LDFLAGS += -pthread
+ifeq ($(URING),yes)
+build/tests/test_transports: private CPPFLAGS += -DWITH_URING
+build/tests/test_transports: private LDFLAGS += -luring
+endif
 
 build/tests/%: tests/%.c build/flags | build/tests
 	$(BUILD)

@@ -32,7 +32,7 @@ rm -rf "$build"
 mkdir -p "$tree/tests"
 cp nbd.h "$tree"
 cp tests/*.[ch] "$tree/tests"
-[ -d tests/hostile ] && cp -r tests/hostile "$tree/tests"
+cp -r tests/hostile tests/transports "$tree/tests"
 
 # A program is a source with a main, named from the top directory without ".c".
 # Left out is what takes minutes and repeats the sessions of the others, with each bit and

@@ -100,5 +100,6 @@ for block in "$tmp"/c.*; do
 done
 sizes 1 native "$CC"
 sizes 2 arm arm-none-eabi-gcc
+sizes 3 cuts arm-none-eabi-gcc
 check 'each test that README.md names exists' tests_exist
 check 'the first example of README.md is examples/hello.c' same_as_hello cat "$tmp/c.1"

@@ -48,6 +48,7 @@ every_of() {
     case $2-$1 in
     test_flips-valgrind) echo 100 ;;
     test_steps-valgrind | test_faults-valgrind) echo 41 ;;
+    test_transports-valgrind) echo 5 ;;
     test_flips-*) echo 16 ;;
     test_steps-* | test_faults-*) echo 9 ;;
     *) echo 1 ;;

@@ -17,20 +17,20 @@ static struct stream {
 // The program's: takes what has arrived whole, and puts its answers.
 static void serve(void);
 
-static void put(uint64_t value, unsigned width)
+static inline void put(uint64_t value, unsigned width)
 {
     CHECK(stream.out_size + width <= STREAM);
     while (width--)
         stream.out[stream.out_size++] = (unsigned char)(value >> (8 * width));
 }
 
-static void put_text(const char *text)
+static inline void put_text(const char *text)
 {
     while (*text)
         put((unsigned char)*text++, 1);
 }
 
-static uint64_t get(size_t at, unsigned width)
+static inline uint64_t get(size_t at, unsigned width)
 {
     uint64_t value = 0;
 
@@ -40,25 +40,25 @@ static uint64_t get(size_t at, unsigned width)
     return value;
 }
 
-static size_t arrived(void)
+static inline size_t arrived(void)
 {
     return stream.in_size - stream.in_done;
 }
 
-static void took(size_t size)
+static inline void took(size_t size)
 {
     stream.in_done += size;
     if (stream.in_done == stream.in_size) stream.in_done = stream.in_size = 0;
 }
 
-static void put_greeting(void)
+static inline void put_greeting(void)
 {
     put(UINT64_C(0x4E42444D41474943), 8);
     put(UINT64_C(0x49484156454F5054), 8);
     put(3, 2);
 }
 
-static void option_reply(uint64_t option, uint32_t type, size_t size)
+static inline void option_reply(uint64_t option, uint32_t type, size_t size)
 {
     put(UINT64_C(0x0003E889045565A9), 8);
     put(option, 4);
@@ -66,7 +66,8 @@ static void option_reply(uint64_t option, uint32_t type, size_t size)
     put(size, 4);
 }
 
-static ptrdiff_t hook_send(void *context, const nbd_iovec *iov, unsigned count, unsigned flags)
+static inline ptrdiff_t hook_send(void *context, const nbd_iovec *iov, unsigned count,
+                                  unsigned flags)
 {
     size_t total = 0;
     unsigned i;
@@ -84,7 +85,7 @@ static ptrdiff_t hook_send(void *context, const nbd_iovec *iov, unsigned count, 
 }
 
 // Into the first piece, at most `most` bytes.
-static ptrdiff_t stream_recv(const nbd_iovec *iov, size_t most)
+static inline ptrdiff_t stream_recv(const nbd_iovec *iov, size_t most)
 {
     size_t left = stream.out_size - stream.out_done, size = iov[0].size;
 
@@ -98,7 +99,7 @@ static ptrdiff_t stream_recv(const nbd_iovec *iov, size_t most)
 }
 
 // The server has answered all that it was sent: who waits for more waits for ever.
-static int stream_wait(unsigned wants, int *timeout_ms)
+static inline int stream_wait(unsigned wants, int *timeout_ms)
 {
     if (stream.out_done < stream.out_size || stream.stage == STAGE_OVER) return (int)wants;
     if (wants & NBD_WANT_WRITE) return NBD_WANT_WRITE;
