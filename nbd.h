@@ -11,6 +11,7 @@
 //   Options                       public: driving the handshake yourself
 //   Own I/O                       public: the engine without a transport
 //   Sockets                       public: a transport over a socket, dialling
+//   mbedTLS                       public: a transport that encrypts
 //   Convenience                   public: URIs, blocking calls, the walker
 //   Implementation notes          private from here on
 //
@@ -94,6 +95,9 @@
 //   NBD_NO_SOCKETS   leaves out the socket transport, dialling and nbd_sync_open
 //   NBD_NO_DIAL      leaves out dialling and nbd_sync_open (getaddrinfo)
 //   NBD_NO_CONVENIENCE  leaves out URIs and the nbd_sync_ and nbd_walk_ calls
+//   NBD_MBEDTLS      adds TLS by mbedTLS 2.28 or 3.6
+//   NBD_TLS_STAGE    bytes in nbd_tls that a header and the data behind it are joined in,
+//                    to leave in one record; 512 to 16384, default 4096
 //   NBD_STATIC       makes every function static; implies NBD_IMPLEMENTATION
 //   NBD_API          how public functions are declared, if you must
 // Macros that matter only to the file with the implementation:
@@ -118,6 +122,22 @@
 
 #include <stddef.h>
 #include <stdint.h>
+
+#ifdef NBD_MBEDTLS
+#include <mbedtls/ssl.h>
+#include <mbedtls/version.h>
+#if MBEDTLS_VERSION_NUMBER < 0x021C0000 || MBEDTLS_VERSION_NUMBER >= 0x04000000
+#error "nbd.h: NBD_MBEDTLS needs mbedTLS 2.28 or 3"
+#endif
+#if defined(MBEDTLS_ENTROPY_C) && defined(MBEDTLS_CTR_DRBG_C)
+#include <mbedtls/ctr_drbg.h>
+#include <mbedtls/entropy.h>
+#define NBDI_TLS_OWN_RNG
+#endif
+#ifndef NBD_TLS_STAGE
+#define NBD_TLS_STAGE 4096
+#endif
+#endif
 
 #ifdef NBD_STATIC
 #ifndef NBD_IMPLEMENTATION
@@ -211,6 +231,7 @@ extern "C" {
     X(NBD_ERR_CONNECT, -62, "cannot connect") \
     X(NBD_ERR_TIMEOUT, -63, "timed out; the connection was abandoned") \
     X(NBD_ERR_SOCKET, -64, "socket cannot be used") \
+    X(NBD_ERR_TLS_SETUP, -65, "TLS cannot be set up") \
     /* The server refused an option. */ \
     X(NBD_REP_ERR_UNSUP, -101, "option not supported by the server") \
     X(NBD_REP_ERR_POLICY, -102, "option forbidden by the server's policy") \
@@ -234,7 +255,7 @@ NBD_API const char *nbd_strerror(int error);
 
 /// Transport ///
 //
-// A transport moves bytes for nbd_poll: six members that you fill in.  A socket (below)
+// A transport moves bytes for nbd_poll: members that you fill in, those not needed with zero.  A socket (below)
 // is one; a UART, a TLS session, a pipe are others.  send, recv and finish are called
 // from nbd_poll only, must not block, and must not call this client.  No piece that they
 // are given is empty.
@@ -290,6 +311,10 @@ typedef struct nbd_transport {
     // of a session that is ended politely.  Returns 0, or NBD_IO_READ or NBD_IO_WRITE
     // to be called again then; any other result counts as 0.
     int (*finish)(void *context);
+
+    // NULL, or: a constant text that a hook sets before it returns NBD_IO_EOF or
+    // NBD_IO_ERROR, to tell why.  CLOSED then carries it.
+    const char *detail;
 } nbd_transport;
 
 /// Types ///
@@ -909,6 +934,154 @@ NBD_API void nbd_dial_stop(nbd_dial *dial);
 #endif // NBD_NO_DIAL
 #endif // NBD_NO_SOCKETS
 
+/// mbedTLS ///
+//
+// A transport over another transport, with NBD_MBEDTLS: mbedTLS 2.28 and 3.6.  At the
+// STARTTLS event a program calls nbd_starttls(client, &tls.transport), and that is all.  The
+// TLS handshake then runs inside nbd_poll, without blocking, as bytes come and go.
+//
+//     nbd_tls_credentials_init(&credentials, &options);        // once, for all clients
+//     nbd_tls_init(&tls, &io.transport, &credentials.config, "the name to verify", NULL);
+//     ... nbd_connect(&client, &io.transport) ... STARTTLS: nbd_starttls(&client, &tls.transport)
+//     nbd_tls_free(&tls);                                      // after CLOSED
+//     nbd_tls_credentials_free(&credentials);
+//
+// A failure of TLS ends the session with NBD_ERR_TRANSPORT.  The detail of CLOSED is then
+// tls.transport.detail: a text for each cause that a program can tell.  In every mode no byte
+// of NBD leaves before the handshake is over and the server is verified.
+//
+// Memory: mbedTLS allocates (about 40 KiB for a session with its default record size, most
+// while shaking hands).  To give it memory of your own: mbedtls_platform_set_calloc_free, or
+// mbedtls_memory_buffer_alloc_init with MBEDTLS_MEMORY_BUFFER_ALLOC_C.
+// Firmware: without MBEDTLS_FS_IO there are no _file options; without
+// MBEDTLS_HAVE_TIME_DATE no certificate expires; with MBEDTLS_ECP_RESTARTABLE and
+// mbedtls_ecp_set_max_ops a step of the handshake is cut in short ones: the hooks then ask
+// to be called again as soon as the transport below can be written to.
+// Threads: what uses one nbd_tls_credentials in several threads needs MBEDTLS_THREADING_C.
+
+#ifdef NBD_MBEDTLS
+
+// Bit of nbd_tls.verify_flags beside those of mbedTLS (MBEDTLS_X509_BADCERT_...): the
+// server's certificate is signed by itself.  Set with configurations of nbd_tls_credentials.
+#define NBD_TLS_SELF_SIGNED 0x40000000u
+
+// What credentials are made of.  Zeroed means none.  Memory: PEM with the NUL behind it
+// counted in the size, or DER.  Of a thing give the memory or the file, not both.
+// All of it is held for the call of nbd_tls_credentials_init.
+typedef struct nbd_tls_options {
+    // 1: any certificate is good, so anybody in the middle can read and write.
+    int no_verify;
+    // 1: no certificate is no error if certificate_file cannot be opened.
+    int certificate_optional;
+    // Authorities that may have signed the server's certificate.  A file may be the bundle
+    // of the system; of several in one what mbedTLS cannot read is left out.
+    const void *ca;
+    size_t ca_size; // bytes
+    const char *ca_file;
+    // NULL, or what the client proves who it is with; the chain behind it may follow.
+    const void *certificate;
+    size_t certificate_size; // bytes
+    const char *certificate_file;
+    const void *key;
+    size_t key_size; // bytes
+    const char *key_file;
+    const char *key_password; // NULL: the key is not encrypted
+    // NULL, or a key known to both sides.  No certificate is then accepted or sent.
+    const void *psk;
+    size_t psk_size;      // bytes, at most MBEDTLS_PSK_MAX_LEN (32 or 48)
+    const char *psk_file; // as psktool writes it: lines of user:key in hexadecimal
+    const char *user;     // the identity that goes with the key
+    // NULL: mbedTLS's entropy and CTR_DRBG.  Else fills `size` bytes, returns 0 or an error
+    // of mbedTLS; held, as its context, until nbd_tls_credentials_free.
+    int (*rng)(void *context, unsigned char *to, size_t size);
+    void *rng_context;
+} nbd_tls_options;
+
+// Who may be trusted, and who we are.  Any number of sessions share it; do not move it.
+typedef struct nbd_tls_credentials {
+    int tls_error;      // mbedTLS's number for what failed, or 0
+    const char *detail; // constant text: what was wrong, or ""
+    // For nbd_tls_init.  Yours to adjust before the first session, by mbedtls_ssl_conf_...
+    mbedtls_ssl_config config;
+    // Private from here on
+#ifdef MBEDTLS_X509_CRT_PARSE_C
+    mbedtls_x509_crt ca;
+    mbedtls_x509_crt certificate;
+    mbedtls_pk_context key;
+#endif
+#ifdef NBDI_TLS_OWN_RNG
+    mbedtls_entropy_context entropy;
+    mbedtls_ctr_drbg_context drbg;
+#endif
+    int (*rng)(void *context, unsigned char *to, size_t size);
+    void *rng_context;
+    int made; // 1 until it is freed
+} nbd_tls_credentials;
+
+// Makes a configuration: TLS 1.2 or 1.3, mbedTLS's default ciphers, no session tickets.
+// Calls psa_crypto_init where mbedTLS wants it (for TLS 1.3): it may be called twice, but
+// not by two threads at once.
+// credentials: until nbd_tls_credentials_free; call that after an error too.
+// options: this call, but see rng.
+// Errors, each with credentials->detail: NBD_ERR_ARG (neither a CA nor a PSK nor no_verify;
+// a thing as memory and as file; certificate without key or the reverse; PSK with a CA or
+// a certificate, without user, or empty; no rng, and mbedTLS has none),
+// NBD_ERR_TLS_SETUP (a file cannot be read, or what it holds cannot be used; password
+// missing or wrong; key of another certificate; user not in psk_file; out of memory).
+NBD_API int nbd_tls_credentials_init(nbd_tls_credentials *credentials,
+                                     const nbd_tls_options *options);
+
+// Frees what mbedTLS allocated.  Harmless on a zeroed struct, and twice.
+NBD_API void nbd_tls_credentials_free(nbd_tls_credentials *credentials);
+
+// One TLS session.
+typedef struct nbd_tls {
+    int tls_error;              // mbedTLS's number for what failed, or 0
+    int alert;                  // number of the fatal alert of the server, or 0
+    uint32_t verify_flags;      // why the server's certificate is not good, or 0
+    nbd_transport transport;    // give its address to nbd_starttls; its detail tells what failed
+    const nbd_transport *below; // Private from here on
+    const char *verify_name;
+    const unsigned char *latch; // what mbedTLS holds of a blocked write
+    size_t latch_size;
+    size_t budget;      // bytes that a call of a hook may still take from below
+    ptrdiff_t blocked;  // what the transport below said: NBD_IO_READ, NBD_IO_WRITE, or 0
+    unsigned more;      // for the send hook below
+    uint8_t named;      // 1 once mbedTLS has the name to verify
+    uint8_t up;         // 1 once the handshake is over
+    uint8_t heard;      // 1 once a byte of NBD has come
+    uint8_t send_waits; // 1 while the send hook waits for input
+    uint8_t send_over;  // 1 once the transport below cannot send
+    uint8_t notified;   // 1 once close_notify has been sent
+    uint8_t below_over; // NBDI_TLS_..., or 0
+    uint8_t over;       // NBDI_TLS_..., or 0
+    mbedtls_ssl_context ssl;
+    unsigned char stage[NBD_TLS_STAGE];
+} nbd_tls;
+
+// Prepares a session; nothing is sent.  Three names that may all differ: the one that is
+// dialled (not known here), the one to verify, and the one to ask the server for.
+// tls: until nbd_tls_free; call that after an error too, and before using it again.  After
+// an error its hooks fail with the same detail, so a session cannot start by mistake.
+// below: the transport to encrypt on, for the life of the client; it may be filled in later.
+// config: life of the client; that of nbd_tls_credentials, or your own for a client over
+// a stream (then psa_crypto_init, renegotiation off, and the mode of verification are yours).
+// verify_name: what the server's certificate must be made out to; until the handshake is
+// over.  NULL: only if `config` verifies no certificate (no_verify, PSK).
+// server_name: what is sent as SNI; until the handshake is over.  NULL: verify_name, unless
+// that is an address.  "": nothing.
+// mbedTLS 2.28 finds no address among the alternative names of a certificate.
+// Errors, each with tls->transport.detail: NBD_ERR_ARG (verify_name missing, or empty; a name
+// longer than 255 bytes), NBD_ERR_TLS_SETUP (mbedTLS refuses, mostly for want of memory).
+NBD_API int nbd_tls_init(nbd_tls *tls, const nbd_transport *below, const mbedtls_ssl_config *config,
+                         const char *verify_name, const char *server_name);
+
+// Frees what mbedTLS allocated, without a word to the server.  Harmless on a zeroed
+// struct, and twice.
+NBD_API void nbd_tls_free(nbd_tls *tls);
+
+#endif // NBD_MBEDTLS
+
 /// Convenience ///
 
 #ifndef NBD_NO_CONVENIENCE
@@ -941,6 +1114,25 @@ typedef struct nbd_uri {
 // NBD_ERR_BUFFER (memory too small).
 NBD_API int nbd_uri_parse(nbd_uri *uri, const char *text, char *memory, size_t memory_size);
 
+#ifdef NBD_MBEDTLS
+
+// Fills in the options as a URI says.  X.509: ca-cert.pem, client-cert.pem and client-key.pem
+// in the directory tls-certificates, the latter two if there; without that parameter ca_file
+// is yours to set (the system's bundle, say).  PSK (tls-type=psk, or tls-psk-file alone):
+// psk_file, and user if the URI has one.  Opens nothing, but nbd_tls_credentials_init will:
+// do not call it for a URI that may not name files of yours.
+// options: filled in every case.  memory: for names of files, as long as `options` is used;
+// 3 * strlen(tls_certificates) + 48 bytes suffice, 48 without.
+// Errors, each with uri->detail: NBD_ERR_UNSUPPORTED (tls-type=anon: it protects from
+// nobody), NBD_ERR_URI (tls-type=psk without tls-psk-file), NBD_ERR_BUFFER.
+NBD_API int nbd_tls_uri(nbd_tls_options *options, nbd_uri *uri, char *memory, size_t memory_size);
+
+// The name to verify: tls-hostname, else the host; NULL if there is neither (Unix, vsock)
+// or no certificate is to be verified.
+NBD_API const char *nbd_tls_uri_name(const nbd_uri *uri);
+
+#endif
+
 // Makes a text of the server fit for a terminal or a log: printable ASCII stays but
 // the backslash, every other byte becomes \x and two hexadecimal digits.  Writes at
 // most `room` bytes (1 or more) with the NUL, never a part of an escape, and
@@ -962,12 +1154,15 @@ NBD_API uint64_t nbd_fit(const nbd_client *client, uint32_t command, uint64_t si
 // be in use by then it abandons the connection and returns NBD_ERR_TIMEOUT.  All of
 // them return NBD_ERR_BUSY while requests of nbd_issue are in flight, NBD_ERR_STATE
 // before nbd_sync_open or nbd_sync_connect, if the transport has no wait hook, or
-// if the handshake needs the caller (TLS, NBD_NEGOTIATE); any error of the
+// if the handshake needs the caller (TLS without `tls`, NBD_NEGOTIATE); any error of the
 // connection, of nbd_issue and of the server.
 typedef struct nbd_sync {
     int timeout_ms;     // for each call; 0: no limit
     int os_error;       // errno, WSAGetLastError or EAI_... of dialling, if any
     nbd_client *client; // prepared by nbd_init
+    // NULL, or: what STARTTLS switches to, as &tls.transport of an nbd_tls over
+    // &io.transport.  It has a wait hook.  Held for the life of the client.
+    const nbd_transport *tls;
     // The server's words for the last error, by nbd_escape; "" if it said nothing.
     char message[256];
 #ifndef NBD_NO_SOCKETS
@@ -1093,6 +1288,16 @@ NBD_API int nbd_walk_next(nbd_walk *walk);
 #define NBD_IMPLEMENTATION_DONE
 
 #include <string.h>
+
+#ifdef NBD_MBEDTLS
+#include <mbedtls/platform_util.h>
+#ifdef MBEDTLS_SSL_PROTO_TLS1_3
+#include <psa/crypto.h>
+#endif
+#ifdef MBEDTLS_FS_IO
+#include <stdio.h>
+#endif
+#endif
 
 #ifndef NBD_NO_SOCKETS
 #ifdef _WIN32
@@ -1681,6 +1886,7 @@ static int nbdi_at_boundary(const nbd_client *c)
 
 static const char *nbdi_closed_where(const nbd_client *c)
 {
+    if (c->transport && c->transport->detail) return c->transport->detail;
     if (c->transmission) return NBDI_SAY("during transmission");
     if (c->state == NBDI_MAGIC || c->state == NBDI_OLD || c->state == NBDI_FLAGS) {
         return NBDI_SAY("before its greeting was complete");
@@ -4301,6 +4507,809 @@ void nbd_dial_stop(nbd_dial *dial)
 #endif // NBD_NO_DIAL
 #endif // NBD_NO_SOCKETS
 
+static inline int nbdi_hex_digit(char c)
+{
+    if (c >= '0' && c <= '9') return c - '0';
+    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+    return -1;
+}
+
+/// mbedTLS: implementation ///
+
+#ifdef NBD_MBEDTLS
+
+// Members that mbedTLS 3 keeps to itself, and that no call of it tells: ssl.state and
+// ssl.in_msg, config.authmode and config.psk_identity.
+#if MBEDTLS_VERSION_NUMBER < 0x03000000
+#define NBDI_TLS_PRIVATE(member) member
+#define NBDI_TLS_BAD_VERSION MBEDTLS_ERR_SSL_BAD_HS_PROTOCOL_VERSION
+#define NBDI_TLS_NO_CIPHER MBEDTLS_ERR_SSL_NO_CIPHER_CHOSEN
+#define NBDI_TLS_PSK MBEDTLS_KEY_EXCHANGE_SOME_PSK_ENABLED
+#else
+#define NBDI_TLS_PRIVATE(member) MBEDTLS_PRIVATE(member)
+#define NBDI_TLS_BAD_VERSION MBEDTLS_ERR_SSL_BAD_PROTOCOL_VERSION
+#define NBDI_TLS_NO_CIPHER MBEDTLS_ERR_SSL_HANDSHAKE_FAILURE
+#endif
+
+// Records without data (tickets, empty ones, warnings) that a call of a hook takes, with
+// those of the handshake: a server that sends nothing else must not hold it.
+#define NBDI_TLS_BUDGET 262144u
+#define NBDI_TLS_TURN 64u // what a turn without a byte costs of it
+
+// nbd_tls.over and below_over
+#define NBDI_TLS_ENDED 1
+#define NBDI_TLS_FAILED 2
+#define NBDI_TLS_FLOODED 3
+
+// What nbdi_tls_judge says besides NBD_IO_...: the same call once more, now.
+#define NBDI_TLS_AGAIN 1
+
+/// mbedTLS: what failed ///
+
+#ifdef NBD_NO_TEXT
+#define nbdi_tls_alert_text(alert) ""
+#define nbdi_tls_verify_text(flags) ""
+#define nbdi_tls_result_text(tls, result) ""
+#else
+
+static const char *nbdi_tls_alert_text(int alert)
+{
+    switch (alert) {
+    case MBEDTLS_SSL_ALERT_MSG_HANDSHAKE_FAILURE:
+        return "TLS: server refuses the handshake: no common cipher, or it wants a certificate";
+    case MBEDTLS_SSL_ALERT_MSG_BAD_CERT:
+    case MBEDTLS_SSL_ALERT_MSG_UNSUPPORTED_CERT:
+    case MBEDTLS_SSL_ALERT_MSG_CERT_REVOKED:
+    case MBEDTLS_SSL_ALERT_MSG_CERT_UNKNOWN:
+        return "TLS: server refuses the client's certificate, or wants one";
+    case MBEDTLS_SSL_ALERT_MSG_CERT_EXPIRED: return "TLS: the client's certificate has expired";
+    case MBEDTLS_SSL_ALERT_MSG_UNKNOWN_CA:
+        return "TLS: server does not know the authority of the client's certificate";
+    case MBEDTLS_SSL_ALERT_MSG_ACCESS_DENIED: return "TLS: server denies access";
+    case MBEDTLS_SSL_ALERT_MSG_BAD_RECORD_MAC:
+    case MBEDTLS_SSL_ALERT_MSG_DECRYPT_ERROR:
+        return "TLS: server cannot read or verify what the client sent: the keys differ";
+    case MBEDTLS_SSL_ALERT_MSG_PROTOCOL_VERSION: return "TLS: no common version of TLS";
+    case MBEDTLS_SSL_ALERT_MSG_INSUFFICIENT_SECURITY: return "TLS: server wants better ciphers";
+    case MBEDTLS_SSL_ALERT_MSG_UNRECOGNIZED_NAME: return "TLS: server does not know its name";
+    case MBEDTLS_SSL_ALERT_MSG_UNKNOWN_PSK_IDENTITY: return "TLS: server does not know the user";
+    case 116: return "TLS: server wants a certificate of the client"; // certificate_required
+    default: return "TLS: server sent an alert";
+    }
+}
+
+#ifdef MBEDTLS_X509_CRT_PARSE_C
+// What is wrong with the server's certificate, the plainest of several first.
+static const char *nbdi_tls_verify_text(uint32_t flags)
+{
+    if (flags & NBD_TLS_SELF_SIGNED) return "TLS: server's certificate is signed by itself";
+    if (flags & MBEDTLS_X509_BADCERT_NOT_TRUSTED) {
+        return "TLS: server's certificate is not signed by a trusted authority";
+    }
+    if (flags & MBEDTLS_X509_BADCERT_EXPIRED) return "TLS: server's certificate has expired";
+    if (flags & MBEDTLS_X509_BADCERT_FUTURE) return "TLS: server's certificate is not valid yet";
+    if (flags & MBEDTLS_X509_BADCERT_REVOKED) return "TLS: server's certificate is revoked";
+    if (flags & MBEDTLS_X509_BADCERT_CN_MISMATCH) {
+        return "TLS: server's certificate is for another name";
+    }
+    if (flags & MBEDTLS_X509_BADCERT_MISSING) return "TLS: server has no certificate";
+    return "TLS: server's certificate is not good enough";
+}
+#endif
+
+static const char *nbdi_tls_result_text(const nbd_tls *tls, int result)
+{
+    switch (result) {
+    case NBDI_TLS_BAD_VERSION: return "TLS: no common version of TLS";
+    case NBDI_TLS_NO_CIPHER: return "TLS: no common cipher";
+    case MBEDTLS_ERR_SSL_INVALID_MAC:
+        return "TLS: a record was forged or damaged, or the keys differ";
+    case MBEDTLS_ERR_SSL_INVALID_RECORD: return "TLS: what the server sends is not TLS";
+    case MBEDTLS_ERR_SSL_ALLOC_FAILED: return "TLS: mbedTLS has no memory left";
+    default: return tls->up ? "TLS: the session failed" : "TLS: the handshake failed";
+    }
+}
+
+#endif // NBD_NO_TEXT
+
+// The stream below is over, or brought nothing but records without data.
+static const char *nbdi_tls_below_text(const nbd_tls *tls)
+{
+    if (tls->below_over == NBDI_TLS_FLOODED) {
+        return NBDI_SAY("TLS: server sends records without data, one after the other");
+    }
+    if (!tls->up) return NBDI_SAY("TLS: the connection was lost during the handshake");
+    if (!tls->heard) {
+        return NBDI_SAY("TLS: server hung up after the handshake: it may refuse this client");
+    }
+    if (tls->below_over == NBDI_TLS_ENDED) {
+        return NBDI_SAY("TLS: the stream ended without close_notify");
+    }
+    return tls->below->detail;
+}
+
+static const char *nbdi_tls_why(nbd_tls *tls, int result)
+{
+    if (tls->below_over) return nbdi_tls_below_text(tls);
+    if (result == MBEDTLS_ERR_SSL_FATAL_ALERT_MESSAGE) {
+        tls->alert = tls->ssl.NBDI_TLS_PRIVATE(in_msg)[1];
+        return nbdi_tls_alert_text(tls->alert);
+    }
+#ifdef MBEDTLS_X509_CRT_PARSE_C
+    if (result == MBEDTLS_ERR_X509_CERT_VERIFY_FAILED) {
+        tls->verify_flags = mbedtls_ssl_get_verify_result(&tls->ssl);
+        return nbdi_tls_verify_text(tls->verify_flags);
+    }
+#endif
+    if (result == MBEDTLS_ERR_SSL_PEER_CLOSE_NOTIFY) {
+        if (tls->heard) return NULL;
+        return NBDI_SAY("TLS: server hung up after the handshake: it may refuse this client");
+    }
+    return nbdi_tls_result_text(tls, result);
+}
+
+// What the hooks return from now on.
+static ptrdiff_t nbdi_tls_over(const nbd_tls *tls)
+{
+    return tls->over == NBDI_TLS_ENDED ? NBD_IO_EOF : NBD_IO_ERROR;
+}
+
+// `result` is what mbedTLS returned.  The end of the stream is told as such after the
+// handshake only: before it nothing can have ended.
+static ptrdiff_t nbdi_tls_fail(nbd_tls *tls, int result)
+{
+    int ended = result == MBEDTLS_ERR_SSL_PEER_CLOSE_NOTIFY || tls->below_over == NBDI_TLS_ENDED;
+    tls->tls_error = result;
+    tls->transport.detail = nbdi_tls_why(tls, result);
+    tls->over = ended && tls->up ? NBDI_TLS_ENDED : NBDI_TLS_FAILED;
+    return nbdi_tls_over(tls);
+}
+
+/// mbedTLS: the transport below ///
+
+// What mbedTLS is told when nothing moved.
+static int nbdi_tls_stopped(nbd_tls *tls, ptrdiff_t result)
+{
+    if (result == NBD_IO_READ || result == NBD_IO_WRITE) {
+        tls->blocked = result;
+        return result == NBD_IO_READ ? MBEDTLS_ERR_SSL_WANT_READ : MBEDTLS_ERR_SSL_WANT_WRITE;
+    }
+    return MBEDTLS_ERR_SSL_CONN_EOF;
+}
+
+// Whoever cannot send may still read why.
+static int nbdi_tls_put(void *context, const unsigned char *data, size_t size)
+{
+    nbd_tls *tls = (nbd_tls *)context;
+    nbd_iovec one;
+    ptrdiff_t result;
+    one.base = nbdi_unconst(data);
+    one.size = size;
+    result = tls->below->send(tls->below->context, &one, 1, tls->more);
+    if (result > 0) return (int)result;
+    if (result == 0) result = NBD_IO_WRITE;
+    if (result < NBD_IO_WRITE) {
+        tls->send_over = 1;
+        if (!tls->up) tls->below_over = NBDI_TLS_FAILED;
+    }
+    return nbdi_tls_stopped(tls, result);
+}
+
+static int nbdi_tls_get(void *context, unsigned char *to, size_t size)
+{
+    nbd_tls *tls = (nbd_tls *)context;
+    nbd_iovec one;
+    ptrdiff_t result;
+    if (tls->budget < size) {
+        tls->below_over = NBDI_TLS_FLOODED;
+        return MBEDTLS_ERR_SSL_CONN_EOF;
+    }
+    one.base = to;
+    one.size = size;
+    result = tls->below->recv(tls->below->context, &one, 1);
+    if (result > 0) {
+        tls->budget -= (size_t)result;
+        return (int)result;
+    }
+    if (result == NBD_IO_EOF) tls->below_over = NBDI_TLS_ENDED;
+    if (result < NBD_IO_WRITE) tls->below_over = NBDI_TLS_FAILED;
+    return nbdi_tls_stopped(tls, result);
+}
+
+// What a result of mbedTLS that moved nothing means: NBD_IO_..., or NBDI_TLS_AGAIN.  It
+// also says "call again" after a ticket, a warning, a second empty record (as 0, which
+// otherwise is the end), and in the middle of a long computation.
+static ptrdiff_t nbdi_tls_judge(nbd_tls *tls, int result)
+{
+    switch (result) {
+    case MBEDTLS_ERR_SSL_CRYPTO_IN_PROGRESS:
+    case MBEDTLS_ERR_SSL_ASYNC_IN_PROGRESS: return NBD_IO_WRITE;
+    case MBEDTLS_ERR_SSL_WANT_READ:
+    case MBEDTLS_ERR_SSL_WANT_WRITE:
+        if (tls->blocked) return tls->blocked;
+        break;
+#ifdef MBEDTLS_ERR_SSL_RECEIVED_NEW_SESSION_TICKET
+    case MBEDTLS_ERR_SSL_RECEIVED_NEW_SESSION_TICKET: break;
+#endif
+    default:
+        if (result || tls->below_over) return nbdi_tls_fail(tls, result);
+    }
+    if (tls->budget < NBDI_TLS_TURN) {
+        tls->below_over = NBDI_TLS_FLOODED;
+        return nbdi_tls_fail(tls, result);
+    }
+    tls->budget -= NBDI_TLS_TURN;
+    return NBDI_TLS_AGAIN;
+}
+
+/// mbedTLS: the handshake ///
+
+// mbedTLS has one name for SNI and for the certificate.  It gets that of SNI first, and the
+// one to verify as soon as the hello is accepted, before a certificate is looked at.
+// A hello that is to be repeated does not count.  A line end is in no certificate's name.
+static int nbdi_tls_set_name(nbd_tls *tls)
+{
+    int state = (int)tls->ssl.NBDI_TLS_PRIVATE(state);
+    int due = state == MBEDTLS_SSL_SERVER_CERTIFICATE;
+#ifdef MBEDTLS_SSL_PROTO_TLS1_3
+    due |= state == MBEDTLS_SSL_ENCRYPTED_EXTENSIONS;
+#endif
+    if (!due || tls->named) return 0;
+    tls->named = 1;
+    return mbedtls_ssl_set_hostname(&tls->ssl, tls->verify_name ? tls->verify_name : "\n");
+}
+
+static int nbdi_tls_shaken(nbd_tls *tls)
+{
+#if MBEDTLS_VERSION_NUMBER < 0x03000000
+    return tls->ssl.state == MBEDTLS_SSL_HANDSHAKE_OVER;
+#else
+    return mbedtls_ssl_is_handshake_over(&tls->ssl);
+#endif
+}
+
+// Every hook begins with it.
+static void nbdi_tls_enter(nbd_tls *tls)
+{
+    tls->budget = NBDI_TLS_BUDGET;
+    tls->more = 0;
+}
+
+// Goes on shaking hands.  Returns 1 when that is over, else what the hook returns.
+static ptrdiff_t nbdi_tls_shake(nbd_tls *tls)
+{
+    if (tls->over) return nbdi_tls_over(tls);
+    while (!tls->up) {
+        int result = nbdi_tls_set_name(tls);
+        tls->blocked = 0;
+        if (!result) result = mbedtls_ssl_handshake_step(&tls->ssl);
+        if (result) {
+            ptrdiff_t verdict = nbdi_tls_judge(tls, result);
+            if (verdict != NBDI_TLS_AGAIN) return verdict;
+        }
+        tls->up = nbdi_tls_shaken(tls) && tls->named;
+    }
+    return 1;
+}
+
+/// mbedTLS: hooks ///
+
+// What goes into the next record, with `done` bytes of the offer behind it: a piece as it
+// lies, or, if it is small and another one follows, both in the stage.
+static nbd_iovec nbdi_tls_gather(nbd_tls *tls, const nbd_iovec *iov, unsigned count, size_t done,
+                                 size_t most)
+{
+    size_t room = (size_t)nbdi_min(NBD_TLS_STAGE, most);
+    nbd_iovec v;
+    for (; done >= iov->size; count--)
+        done -= (iov++)->size;
+    v.base = (uint8_t *)iov->base + done;
+    v.size = (size_t)nbdi_min(iov->size - done, most);
+    if (count == 1 || v.size >= room) return v;
+    v.base = tls->stage;
+    for (v.size = 0; count > 0 && v.size < room; iov++, count--, done = 0) {
+        size_t size = (size_t)nbdi_min(iov->size - done, room - v.size);
+        memcpy(tls->stage + v.size, (const uint8_t *)iov->base + done, size);
+        v.size += size;
+    }
+    return v;
+}
+
+// Sends one record.  mbedTLS wants a blocked write again with the same pointer and size:
+// the engine offers the same bytes again, so what is latched is the front of this offer.
+static ptrdiff_t nbdi_tls_record(nbd_tls *tls, nbd_iovec v)
+{
+    ptrdiff_t verdict;
+    do {
+        int result;
+        tls->blocked = 0;
+        result = mbedtls_ssl_write(&tls->ssl, (const unsigned char *)v.base, v.size);
+        tls->latch = result > 0 ? NULL : (const unsigned char *)v.base;
+        tls->latch_size = v.size;
+        if (result > 0) return result;
+        verdict = tls->send_over ? NBD_IO_ERROR : nbdi_tls_judge(tls, result);
+    } while (verdict == NBDI_TLS_AGAIN);
+    return verdict;
+}
+
+static ptrdiff_t nbdi_tls_send(void *context, const nbd_iovec *iov, unsigned count, unsigned flags)
+{
+    nbd_tls *tls = (nbd_tls *)context;
+    size_t total = 0, sent = 0;
+    ptrdiff_t result;
+    unsigned i;
+    for (i = 0; i < count; i++)
+        total += iov[i].size;
+    nbdi_tls_enter(tls);
+    result = tls->send_over ? NBD_IO_ERROR : nbdi_tls_shake(tls);
+    while (result > 0 && sent < total && sent < NBD_POLL_BYTES) {
+        int most = mbedtls_ssl_get_max_out_record_payload(&tls->ssl);
+        nbd_iovec v;
+        if (tls->latch) {
+            v.base = nbdi_unconst(tls->latch);
+            v.size = tls->latch_size;
+        } else {
+            v = nbdi_tls_gather(tls, iov, count, sent, (size_t)most);
+        }
+        tls->more = sent + v.size < total ? NBD_SEND_MORE : flags;
+        result = nbdi_tls_record(tls, v);
+        if (result > 0) sent += (size_t)result;
+    }
+    tls->send_waits = result == NBD_IO_READ;
+    if (sent > 0) return (ptrdiff_t)sent;
+    return result == NBD_IO_EOF ? NBD_IO_ERROR : result;
+}
+
+// While the send hook waits for input it alone goes on shaking hands: if this one finished
+// that, the engine would not know that it can send.
+static ptrdiff_t nbdi_tls_recv(void *context, const nbd_iovec *iov, unsigned count)
+{
+    nbd_tls *tls = (nbd_tls *)context;
+    size_t most = (size_t)nbdi_min(iov->size, 0x7fffffffu);
+    ptrdiff_t verdict;
+    (void)count;
+    nbdi_tls_enter(tls);
+    if (tls->send_waits && !tls->up) return tls->over ? nbdi_tls_over(tls) : NBD_IO_READ;
+    verdict = nbdi_tls_shake(tls);
+    while (verdict == NBDI_TLS_AGAIN) {
+        int result;
+        tls->blocked = 0;
+        result = mbedtls_ssl_read(&tls->ssl, (unsigned char *)iov->base, most);
+        if (result > 0) {
+            tls->heard = 1;
+            return result;
+        }
+        verdict = nbdi_tls_judge(tls, result);
+    }
+    return verdict;
+}
+
+static int nbdi_tls_wait(void *context, unsigned wants, int *timeout_ms)
+{
+    const nbd_tls *tls = (const nbd_tls *)context;
+    if (!tls->below->wait) return NBD_IO_ERROR;
+    return tls->below->wait(tls->below->context, wants, timeout_ms);
+}
+
+// An alert that blocks is sent by the next call, which would make another one after it.
+static int nbdi_tls_finish(void *context)
+{
+    nbd_tls *tls = (nbd_tls *)context;
+    nbdi_tls_enter(tls);
+    if (tls->up && !tls->over && !tls->send_over && !tls->notified) {
+        tls->blocked = 0;
+        if (mbedtls_ssl_close_notify(&tls->ssl) && tls->blocked) return (int)tls->blocked;
+        tls->notified = 1;
+    }
+    return tls->below->finish ? tls->below->finish(tls->below->context) : 0;
+}
+
+/// mbedTLS: a session ///
+
+static int nbdi_tls_refuse(nbd_tls *tls, int error, int tls_error, const char *detail)
+{
+    tls->tls_error = tls_error;
+    tls->transport.detail = detail;
+    tls->over = NBDI_TLS_FAILED;
+    return error;
+}
+
+// Whether a certificate may be accepted only under a name.
+static int nbdi_tls_verifies(const mbedtls_ssl_config *config)
+{
+#ifdef NBDI_TLS_PSK
+    if (config->NBDI_TLS_PRIVATE(psk_identity)) return 0;
+#endif
+    return config->NBDI_TLS_PRIVATE(authmode) != MBEDTLS_SSL_VERIFY_NONE;
+}
+
+// An address is no name: RFC 6066 keeps it out of SNI.
+static int nbdi_tls_is_address(const char *name)
+{
+    return strchr(name, ':') || name[strspn(name, "0123456789.")] == '\0';
+}
+
+static const char *nbdi_tls_sni(const char *verify_name, const char *server_name)
+{
+    if (server_name) return *server_name ? server_name : NULL;
+    return verify_name && !nbdi_tls_is_address(verify_name) ? verify_name : NULL;
+}
+
+static int nbdi_tls_name_ok(const char *name)
+{
+    return !name || strlen(name) <= MBEDTLS_SSL_MAX_HOST_NAME_LEN;
+}
+
+int nbd_tls_init(nbd_tls *tls, const nbd_transport *below, const mbedtls_ssl_config *config,
+                 const char *verify_name, const char *server_name)
+{
+    int result;
+    memset(tls, 0, offsetof(nbd_tls, stage));
+    tls->transport.context = tls;
+    tls->transport.send = nbdi_tls_send;
+    tls->transport.recv = nbdi_tls_recv;
+    tls->transport.wait = nbdi_tls_wait;
+    tls->transport.finish = nbdi_tls_finish;
+    tls->below = below;
+    tls->verify_name = verify_name;
+    mbedtls_ssl_init(&tls->ssl);
+    if (verify_name ? !*verify_name : nbdi_tls_verifies(config)) {
+        return nbdi_tls_refuse(tls, NBD_ERR_ARG, 0,
+                               NBDI_SAY("TLS: no name to verify: set one, or do not verify"));
+    }
+    if (!nbdi_tls_name_ok(verify_name) || !nbdi_tls_name_ok(server_name)) {
+        return nbdi_tls_refuse(tls, NBD_ERR_ARG, 0, NBDI_SAY("TLS: name above 255 bytes"));
+    }
+    result = mbedtls_ssl_setup(&tls->ssl, config);
+    if (!result) {
+        result = mbedtls_ssl_set_hostname(&tls->ssl, nbdi_tls_sni(verify_name, server_name));
+    }
+    if (result) {
+        return nbdi_tls_refuse(tls, NBD_ERR_TLS_SETUP, result,
+                               NBDI_SAY("TLS: mbedTLS cannot set up a session"));
+    }
+    mbedtls_ssl_set_bio(&tls->ssl, tls, nbdi_tls_put, nbdi_tls_get, NULL);
+    return NBD_OK;
+}
+
+void nbd_tls_free(nbd_tls *tls)
+{
+    mbedtls_ssl_free(&tls->ssl);
+    tls->over = NBDI_TLS_FAILED;
+}
+
+/// mbedTLS: credentials ///
+
+static int nbdi_tls_bad(nbd_tls_credentials *c, int tls_error, const char *detail)
+{
+    c->tls_error = tls_error;
+    c->detail = detail;
+    return tls_error ? NBD_ERR_TLS_SETUP : NBD_ERR_ARG;
+}
+
+static int nbdi_tls_has_psk(const nbd_tls_options *o)
+{
+    return o->psk || o->psk_file;
+}
+
+#ifdef MBEDTLS_X509_CRT_PARSE_C
+
+// A certificate that signs itself is told from one whose authority is not known.
+static int nbdi_tls_verify(void *context, mbedtls_x509_crt *certificate, int depth, uint32_t *flags)
+{
+    const mbedtls_x509_buf *issuer = &certificate->issuer_raw, *subject = &certificate->subject_raw;
+    (void)context;
+    if (depth == 0 && (*flags & MBEDTLS_X509_BADCERT_NOT_TRUSTED) && issuer->len == subject->len &&
+        memcmp(issuer->p, subject->p, issuer->len) == 0) {
+        *flags |= NBD_TLS_SELF_SIGNED;
+    }
+    return 0;
+}
+
+static int nbdi_tls_parse_key(nbd_tls_credentials *c, const nbd_tls_options *o)
+{
+    const char *password = o->key_password;
+    const unsigned char *key = (const unsigned char *)o->key;
+#if MBEDTLS_VERSION_NUMBER < 0x03000000
+#define NBDI_TLS_RNG
+#else
+#define NBDI_TLS_RNG , c->rng, c->rng_context
+#endif
+#ifdef MBEDTLS_FS_IO
+    if (o->key_file) {
+        return mbedtls_pk_parse_keyfile(&c->key, o->key_file, password NBDI_TLS_RNG);
+    }
+#endif
+    return mbedtls_pk_parse_key(&c->key, key, o->key_size, (const unsigned char *)password,
+                                password ? strlen(password) : 0 NBDI_TLS_RNG);
+}
+
+static int nbdi_tls_parse(mbedtls_x509_crt *to, const void *memory, size_t size, const char *file)
+{
+#ifdef MBEDTLS_FS_IO
+    if (file) return mbedtls_x509_crt_parse_file(to, file);
+#endif
+    (void)file;
+    return mbedtls_x509_crt_parse(to, (const unsigned char *)memory, size);
+}
+
+static int nbdi_tls_load_key(nbd_tls_credentials *c, const nbd_tls_options *o)
+{
+    int result = nbdi_tls_parse_key(c, o);
+    switch (result) {
+    case 0: break;
+#ifdef MBEDTLS_FS_IO
+    case MBEDTLS_ERR_PK_FILE_IO_ERROR:
+        return nbdi_tls_bad(c, result, NBDI_SAY("TLS: file of the key cannot be read"));
+#endif
+    case MBEDTLS_ERR_PK_PASSWORD_REQUIRED:
+        return nbdi_tls_bad(c, result, NBDI_SAY("TLS: the key is encrypted: give its password"));
+    case MBEDTLS_ERR_PK_PASSWORD_MISMATCH:
+        return nbdi_tls_bad(c, result, NBDI_SAY("TLS: wrong password of the key"));
+    default: return nbdi_tls_bad(c, result, NBDI_SAY("TLS: the key cannot be used"));
+    }
+    result = mbedtls_pk_check_pair(&c->certificate.pk, &c->key NBDI_TLS_RNG);
+    if (result) {
+        return nbdi_tls_bad(c, result, NBDI_SAY("TLS: the key is not that of the certificate"));
+    }
+    result = mbedtls_ssl_conf_own_cert(&c->config, &c->certificate, &c->key);
+    return result ? nbdi_tls_bad(c, result, NBDI_SAY("TLS: mbedTLS has no memory left")) : NBD_OK;
+}
+
+static int nbdi_tls_load_certificate(nbd_tls_credentials *c, const nbd_tls_options *o)
+{
+    int result;
+    if (!o->certificate && !o->certificate_file) return NBD_OK;
+    result =
+        nbdi_tls_parse(&c->certificate, o->certificate, o->certificate_size, o->certificate_file);
+#ifdef MBEDTLS_FS_IO
+    if (result == MBEDTLS_ERR_PK_FILE_IO_ERROR) {
+        if (o->certificate_optional) return NBD_OK;
+        return nbdi_tls_bad(c, result, NBDI_SAY("TLS: file of the certificate cannot be read"));
+    }
+#endif
+    if (result > 0) result = MBEDTLS_ERR_X509_INVALID_FORMAT; // one of the chain
+    if (result) return nbdi_tls_bad(c, result, NBDI_SAY("TLS: the certificate cannot be used"));
+    return nbdi_tls_load_key(c, o);
+}
+
+static int nbdi_tls_load_ca(nbd_tls_credentials *c, const nbd_tls_options *o)
+{
+    int result;
+    if (!o->ca && !o->ca_file) return NBD_OK;
+    result = nbdi_tls_parse(&c->ca, o->ca, o->ca_size, o->ca_file);
+#ifdef MBEDTLS_FS_IO
+    if (result == MBEDTLS_ERR_PK_FILE_IO_ERROR) {
+        return nbdi_tls_bad(c, result, NBDI_SAY("TLS: file of the authority cannot be read"));
+    }
+#endif
+    if (result < 0) {
+        return nbdi_tls_bad(c, result, NBDI_SAY("TLS: the authority's certificate cannot be used"));
+    }
+    mbedtls_ssl_conf_ca_chain(&c->config, &c->ca, NULL);
+    return NBD_OK;
+}
+
+static int nbdi_tls_load_x509(nbd_tls_credentials *c, const nbd_tls_options *o)
+{
+    int error = nbdi_tls_load_ca(c, o);
+    mbedtls_ssl_conf_verify(&c->config, nbdi_tls_verify, NULL);
+    if (o->no_verify) mbedtls_ssl_conf_authmode(&c->config, MBEDTLS_SSL_VERIFY_NONE);
+    return error ? error : nbdi_tls_load_certificate(c, o);
+}
+
+#else
+
+static int nbdi_tls_load_x509(nbd_tls_credentials *c, const nbd_tls_options *o)
+{
+    (void)o;
+    return nbdi_tls_bad(c, 0, NBDI_SAY("TLS: mbedTLS is built without certificates"));
+}
+
+#endif // MBEDTLS_X509_CRT_PARSE_C
+
+#ifdef NBDI_TLS_PSK
+
+// Without suites that certificates go with: one of those would be accepted instead.
+static const int nbdi_tls_psk_suites[] = {
+#ifdef MBEDTLS_SSL_PROTO_TLS1_3
+    MBEDTLS_TLS1_3_AES_128_GCM_SHA256,
+    MBEDTLS_TLS1_3_CHACHA20_POLY1305_SHA256,
+    MBEDTLS_TLS1_3_AES_256_GCM_SHA384,
+#endif
+    MBEDTLS_TLS_ECDHE_PSK_WITH_CHACHA20_POLY1305_SHA256,
+    MBEDTLS_TLS_DHE_PSK_WITH_AES_128_GCM_SHA256,
+    MBEDTLS_TLS_DHE_PSK_WITH_AES_256_GCM_SHA384,
+    MBEDTLS_TLS_DHE_PSK_WITH_CHACHA20_POLY1305_SHA256,
+    MBEDTLS_TLS_ECDHE_PSK_WITH_AES_128_CBC_SHA256,
+    MBEDTLS_TLS_ECDHE_PSK_WITH_AES_256_CBC_SHA384,
+    MBEDTLS_TLS_PSK_WITH_AES_128_GCM_SHA256,
+    MBEDTLS_TLS_PSK_WITH_AES_256_GCM_SHA384,
+    MBEDTLS_TLS_PSK_WITH_CHACHA20_POLY1305_SHA256,
+    MBEDTLS_TLS_PSK_WITH_AES_128_CCM,
+    MBEDTLS_TLS_PSK_WITH_AES_128_CCM_8,
+    0};
+
+static int nbdi_tls_use_psk(nbd_tls_credentials *c, const void *key, size_t size, const char *user)
+{
+    int result = mbedtls_ssl_conf_psk(&c->config, (const unsigned char *)key, size,
+                                      (const unsigned char *)user, strlen(user));
+    if (result) return nbdi_tls_bad(c, result, NBDI_SAY("TLS: the shared key cannot be used"));
+    mbedtls_ssl_conf_ciphersuites(&c->config, nbdi_tls_psk_suites);
+#ifdef MBEDTLS_SSL_PROTO_TLS1_3
+    mbedtls_ssl_conf_tls13_key_exchange_modes(&c->config,
+                                              MBEDTLS_SSL_TLS1_3_KEY_EXCHANGE_MODE_PSK_ALL);
+#endif
+    return NBD_OK;
+}
+
+#ifdef MBEDTLS_FS_IO
+
+// Takes the key out of a line "user:hexadecimal".  Returns its size, 0 if the line is of
+// another user or none of that form.
+static size_t nbdi_tls_psk_line(char *line, const char *user, unsigned char *key, size_t room)
+{
+    size_t size = 0, length = strlen(user);
+    const char *at = line + length + 1;
+    if (strncmp(line, user, length) != 0 || line[length] != ':') return 0;
+    for (; nbdi_hex_digit(at[0]) >= 0 && nbdi_hex_digit(at[1]) >= 0 && size < room; at += 2)
+        key[size++] = (unsigned char)(nbdi_hex_digit(at[0]) * 16 + nbdi_hex_digit(at[1]));
+    return at[strspn(at, "\r\n")] == '\0' ? size : 0;
+}
+
+static int nbdi_tls_load_psk_file(nbd_tls_credentials *c, const nbd_tls_options *o)
+{
+    unsigned char key[MBEDTLS_PSK_MAX_LEN];
+    char line[512], buffer[512];
+    size_t size = 0;
+    int error;
+    FILE *file = fopen(o->psk_file, "r");
+    if (!file) {
+        return nbdi_tls_bad(c, MBEDTLS_ERR_PK_FILE_IO_ERROR,
+                            NBDI_SAY("TLS: file of the shared keys cannot be read"));
+    }
+    (void)setvbuf(file, buffer, _IOFBF, sizeof buffer); // so no key is left on the heap
+    while (!size && fgets(line, sizeof line, file))
+        size = nbdi_tls_psk_line(line, o->user, key, sizeof key);
+    (void)fclose(file);
+    error = size ? nbdi_tls_use_psk(c, key, size, o->user)
+                 : nbdi_tls_bad(c, MBEDTLS_ERR_PK_KEY_INVALID_FORMAT,
+                                NBDI_SAY("TLS: no such user in the file of the shared keys"));
+    mbedtls_platform_zeroize(key, sizeof key);
+    mbedtls_platform_zeroize(line, sizeof line);
+    mbedtls_platform_zeroize(buffer, sizeof buffer);
+    return error;
+}
+
+#endif // MBEDTLS_FS_IO
+
+static int nbdi_tls_load_psk(nbd_tls_credentials *c, const nbd_tls_options *o)
+{
+#ifdef MBEDTLS_FS_IO
+    if (o->psk_file) return nbdi_tls_load_psk_file(c, o);
+#endif
+    return nbdi_tls_use_psk(c, o->psk, o->psk_size, o->user);
+}
+
+#else
+
+static int nbdi_tls_load_psk(nbd_tls_credentials *c, const nbd_tls_options *o)
+{
+    (void)o;
+    return nbdi_tls_bad(c, 0, NBDI_SAY("TLS: mbedTLS is built without shared keys"));
+}
+
+#endif // NBDI_TLS_PSK
+
+// What contradicts itself or is missing, or NULL.
+static const char *nbdi_tls_missing(const nbd_tls_options *o)
+{
+    int certificate = o->certificate || o->certificate_file, key = o->key || o->key_file;
+    int ca = o->ca || o->ca_file;
+#ifndef MBEDTLS_FS_IO
+    if (o->ca_file || o->certificate_file || o->key_file || o->psk_file) {
+        return NBDI_SAY("TLS: mbedTLS is built without files");
+    }
+#endif
+    if ((o->ca && o->ca_file) || (o->certificate && o->certificate_file) ||
+        (o->key && o->key_file) || (o->psk && o->psk_file)) {
+        return NBDI_SAY("TLS: the same thing is given as memory and as file");
+    }
+    if (certificate != key) return NBDI_SAY("TLS: certificate without key, or the reverse");
+    if (nbdi_tls_has_psk(o)) {
+        if (ca || certificate) return NBDI_SAY("TLS: a shared key and certificates");
+        if (!o->user || !*o->user) return NBDI_SAY("TLS: a shared key without a user");
+        if (o->psk && !o->psk_size) return NBDI_SAY("TLS: the shared key is empty");
+    } else if (!ca && !o->no_verify) {
+        return NBDI_SAY("TLS: no authority to trust: give one, or do not verify");
+    }
+    return NULL;
+}
+
+static int nbdi_tls_start_rng(nbd_tls_credentials *c, const nbd_tls_options *o)
+{
+    int result = 0;
+    c->rng = o->rng;
+    c->rng_context = o->rng_context;
+#ifdef NBDI_TLS_OWN_RNG
+    if (!o->rng) {
+        c->rng = mbedtls_ctr_drbg_random;
+        c->rng_context = &c->drbg;
+        result = mbedtls_ctr_drbg_seed(&c->drbg, mbedtls_entropy_func, &c->entropy, NULL, 0);
+    }
+#endif
+    if (!c->rng) return nbdi_tls_bad(c, 0, NBDI_SAY("TLS: no source of random numbers"));
+    return result ? nbdi_tls_bad(c, result, NBDI_SAY("TLS: no entropy")) : NBD_OK;
+}
+
+static int nbdi_tls_start_config(nbd_tls_credentials *c)
+{
+    int result =
+        mbedtls_ssl_config_defaults(&c->config, MBEDTLS_SSL_IS_CLIENT, MBEDTLS_SSL_TRANSPORT_STREAM,
+                                    MBEDTLS_SSL_PRESET_DEFAULT);
+#ifdef MBEDTLS_SSL_PROTO_TLS1_3
+    if (!result && psa_crypto_init()) result = MBEDTLS_ERR_SSL_HW_ACCEL_FAILED;
+#endif
+    if (result) return nbdi_tls_bad(c, result, NBDI_SAY("TLS: mbedTLS cannot start"));
+    mbedtls_ssl_conf_rng(&c->config, c->rng, c->rng_context);
+#if MBEDTLS_VERSION_NUMBER < 0x03000000
+    mbedtls_ssl_conf_min_version(&c->config, MBEDTLS_SSL_MAJOR_VERSION_3,
+                                 MBEDTLS_SSL_MINOR_VERSION_3);
+#else
+    mbedtls_ssl_conf_min_tls_version(&c->config, MBEDTLS_SSL_VERSION_TLS1_2);
+#endif
+#ifdef MBEDTLS_SSL_SESSION_TICKETS
+    mbedtls_ssl_conf_session_tickets(&c->config, MBEDTLS_SSL_SESSION_TICKETS_DISABLED);
+#endif
+    return NBD_OK;
+}
+
+int nbd_tls_credentials_init(nbd_tls_credentials *credentials, const nbd_tls_options *options)
+{
+    nbd_tls_credentials *c = credentials;
+    const char *missing = nbdi_tls_missing(options);
+    int error;
+    memset(c, 0, sizeof *c);
+    c->detail = "";
+    c->made = 1;
+    mbedtls_ssl_config_init(&c->config);
+#ifdef MBEDTLS_X509_CRT_PARSE_C
+    mbedtls_x509_crt_init(&c->ca);
+    mbedtls_x509_crt_init(&c->certificate);
+    mbedtls_pk_init(&c->key);
+#endif
+#ifdef NBDI_TLS_OWN_RNG
+    mbedtls_entropy_init(&c->entropy);
+    mbedtls_ctr_drbg_init(&c->drbg);
+#endif
+    if (missing) return nbdi_tls_bad(c, 0, missing);
+    error = nbdi_tls_start_rng(c, options);
+    if (!error) error = nbdi_tls_start_config(c);
+    if (error) return error;
+    return nbdi_tls_has_psk(options) ? nbdi_tls_load_psk(c, options)
+                                     : nbdi_tls_load_x509(c, options);
+}
+
+void nbd_tls_credentials_free(nbd_tls_credentials *credentials)
+{
+    nbd_tls_credentials *c = credentials;
+    if (!c->made) return;
+    mbedtls_ssl_config_free(&c->config);
+#ifdef MBEDTLS_X509_CRT_PARSE_C
+    mbedtls_x509_crt_free(&c->ca);
+    mbedtls_x509_crt_free(&c->certificate);
+    mbedtls_pk_free(&c->key);
+#endif
+#ifdef NBDI_TLS_OWN_RNG
+    mbedtls_ctr_drbg_free(&c->drbg);
+    mbedtls_entropy_free(&c->entropy);
+#endif
+    c->made = 0;
+}
+
+#endif // NBD_MBEDTLS
+
 /// Convenience: implementation ///
 
 #ifndef NBD_NO_CONVENIENCE
@@ -4390,14 +5399,6 @@ static size_t nbdi_uri_find_either(const nbdi_uri_parser *parser, nbdi_uri_range
 {
     in.end = nbdi_uri_find(parser, in, one);
     return nbdi_uri_find(parser, in, other);
-}
-
-static int nbdi_hex_digit(char c)
-{
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    return -1;
 }
 
 // The byte that the escape at `at` stands for, or -1.  It ends within its part of the
@@ -4814,6 +5815,67 @@ int nbd_uri_parse(nbd_uri *uri, const char *text, char *memory, size_t memory_si
     return error;
 }
 
+#ifdef NBD_MBEDTLS
+
+static int nbdi_tls_uri_is_psk(const nbd_uri *uri)
+{
+    if (uri->tls_type) return nbdi_text_is(uri->tls_type, "psk");
+    return uri->tls_psk_file && !uri->tls_certificates;
+}
+
+static int nbdi_tls_uri_bad(nbd_uri *uri, int error, const char *detail)
+{
+    uri->detail = detail;
+    return error;
+}
+
+// Puts "directory/name" at *memory and moves that behind it.
+static const char *nbdi_tls_uri_file(char **memory, const char *directory, const char *name)
+{
+    size_t length = strlen(directory), name_size = strlen(name) + 1;
+    char *start = *memory;
+    memcpy(start, directory, length);
+    start[length] = '/';
+    memcpy(start + length + 1, name, name_size);
+    *memory = start + length + 1 + name_size;
+    return start;
+}
+
+int nbd_tls_uri(nbd_tls_options *options, nbd_uri *uri, char *memory, size_t memory_size)
+{
+    const char *directory = uri->tls_certificates;
+    memset(options, 0, sizeof *options);
+    if (uri->tls_type && nbdi_text_is(uri->tls_type, "anon")) {
+        return nbdi_tls_uri_bad(uri, NBD_ERR_UNSUPPORTED,
+                                NBDI_SAY("tls-type=anon is not supported"));
+    }
+    if (nbdi_tls_uri_is_psk(uri)) {
+        options->psk_file = uri->tls_psk_file;
+        options->user = uri->user;
+        if (options->psk_file) return NBD_OK;
+        return nbdi_tls_uri_bad(uri, NBD_ERR_URI, NBDI_SAY("tls-type=psk without tls-psk-file"));
+    }
+    options->no_verify = !uri->tls_verify_peer;
+    if (!directory) return NBD_OK;
+    if (memory_size < 48 || strlen(directory) > (memory_size - 48) / 3) {
+        return nbdi_tls_uri_bad(uri, NBD_ERR_BUFFER, NBDI_SAY("tls-certificates is too long"));
+    }
+    options->certificate_optional = 1;
+    if (!options->no_verify)
+        options->ca_file = nbdi_tls_uri_file(&memory, directory, "ca-cert.pem");
+    options->certificate_file = nbdi_tls_uri_file(&memory, directory, "client-cert.pem");
+    options->key_file = nbdi_tls_uri_file(&memory, directory, "client-key.pem");
+    return NBD_OK;
+}
+
+const char *nbd_tls_uri_name(const nbd_uri *uri)
+{
+    if (nbdi_tls_uri_is_psk(uri) || !uri->tls_verify_peer) return NULL;
+    return uri->tls_hostname ? uri->tls_hostname : uri->address.host;
+}
+
+#endif // NBD_MBEDTLS
+
 // Blocking calls.  They pull events until one ends the call and the client has nothing
 // more to say: behind the DONE of a lost request waits CLOSED.
 
@@ -4951,6 +6013,16 @@ static void nbdi_walk_take(nbd_walk *walk, const nbd_event *event)
     }
 }
 
+static void nbdi_sync_start_tls(nbdi_sync_call *call)
+{
+    nbd_sync *sync = call->sync;
+    if (!sync->tls || nbd_starttls(sync->client, sync->tls)) {
+        nbdi_sync_finish(call, NBD_ERR_STATE);
+    } else {
+        sync->transport = sync->tls;
+    }
+}
+
 // Options and TLS that the caller wants to drive are not for blocking calls.  Only a walk
 // asks for extents.
 static void nbdi_sync_event(nbdi_sync_call *call, const nbd_event *event)
@@ -4961,8 +6033,8 @@ static void nbdi_sync_event(nbdi_sync_call *call, const nbd_event *event)
         break;
     case NBD_EVENT_EXTENT: nbdi_walk_take(call->walk, event); break;
     case NBD_EVENT_CLOSED: nbdi_sync_closed(call, event); break;
-    case NBD_EVENT_OPTION:
-    case NBD_EVENT_STARTTLS: nbdi_sync_finish(call, NBD_ERR_STATE); break;
+    case NBD_EVENT_STARTTLS: nbdi_sync_start_tls(call); break;
+    case NBD_EVENT_OPTION: nbdi_sync_finish(call, NBD_ERR_STATE); break;
     default:
         if (event->type == call->awaits && event->id == call->id) {
             nbdi_sync_finish(call, event->error);

@@ -1019,7 +1019,7 @@ static int hook_finish(void *context)
     return hooks.finish;
 }
 
-static nbd_transport transport = {0, NULL, hook_send, hook_recv, NULL, hook_finish};
+static nbd_transport transport = {0, NULL, hook_send, hook_recv, NULL, hook_finish, NULL};
 
 static void ready_to_poll(ptrdiff_t send, ptrdiff_t recv)
 {

@@ -258,7 +258,8 @@ static void turn(play *p)
 
 static void run_faulty(const script *s, const mode *how)
 {
-    static const nbd_transport hooks = {0, NULL, faulty_send, faulty_recv, NULL, faulty_finish};
+    static const nbd_transport hooks = {0,    NULL,          faulty_send, faulty_recv,
+                                        NULL, faulty_finish, NULL};
     play *p = &stage;
     int idle = 0;
 
@@ -461,8 +462,8 @@ static void check_sync_call(int number, int error, int *failed, int *told)
 
 static void blocking_calls(const script *s, const mode *how)
 {
-    static const nbd_transport hooks = {0,           NULL,        faulty_send,
-                                        faulty_recv, faulty_wait, faulty_finish};
+    static const nbd_transport hooks = {0,           NULL,          faulty_send, faulty_recv,
+                                        faulty_wait, faulty_finish, NULL};
     unsigned char *memory = region_of(0) + PLAY_REGION - SYNC_SIZE;
     nbd_sync sync = NBD_ZERO;
     int number, failed = 0, told = 0;

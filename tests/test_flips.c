@@ -416,7 +416,7 @@ static void turn(play *p)
 
 static void run_on(play *p, const script *s, const mode *how)
 {
-    static const nbd_transport hooks = {0, NULL, send_on, recv_on, NULL, NULL};
+    static const nbd_transport hooks = {0, NULL, send_on, recv_on, NULL, NULL, NULL};
     int idle = 0;
 
     memset(results, 0, sizeof results);

@@ -212,7 +212,7 @@ static int hook_wait(void *context, unsigned wants, int *timeout_ms)
     return stream_wait(wants, timeout_ms);
 }
 
-static nbd_transport transport = {0, NULL, hook_send, hook_recv, hook_wait, NULL};
+static nbd_transport transport = {0, NULL, hook_send, hook_recv, hook_wait, NULL, NULL};
 
 /// Sessions ///
 
