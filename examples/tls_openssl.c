@@ -18,7 +18,7 @@
 
 typedef struct tls {
     SSL *ssl;
-    const char *why; // it failed: constant text, or ""
+    const nbd_transport *below; // only to wait on: OpenSSL has the socket
     nbd_transport transport;
 } tls;
 
@@ -34,7 +34,7 @@ static ptrdiff_t blocked(tls *t)
     if (error == SSL_ERROR_ZERO_RETURN || SSL_get_shutdown(t->ssl)) return NBD_IO_EOF;
     if (SSL_get_verify_mode(t->ssl) && SSL_get_verify_result(t->ssl))
         reason = X509_verify_cert_error_string(SSL_get_verify_result(t->ssl));
-    if (reason || !*t->why) t->why = reason ? reason : "connection lost";
+    if (reason || !t->transport.detail) t->transport.detail = reason ? reason : "connection lost";
     return NBD_IO_ERROR;
 }
 
@@ -55,7 +55,14 @@ static ptrdiff_t tls_send(void *context, const nbd_iovec *iov, unsigned count, u
     return SSL_write_ex(t->ssl, iov->base, iov->size, &done) ? (ptrdiff_t)done : blocked(t);
 }
 
-static int tls_finish(void *context) // says close_notify
+static int tls_wait(void *context, unsigned wants, int *timeout_ms)
+{
+    const nbd_transport *below = ((tls *)context)->below;
+    return below->wait(below->context, wants, timeout_ms);
+}
+
+// Says close_notify.
+static int tls_finish(void *context)
 {
     return SSL_shutdown(((tls *)context)->ssl) < 0 ? (int)blocked(context) : 0;
 }
@@ -79,7 +86,7 @@ static void load(SSL_CTX *all, const char *directory)
 }
 
 // The server is verified by its name, unless the URI says that it is not.
-static void prepare(tls *t, const nbd_uri *uri, nbd_socket socket)
+static void prepare(tls *t, const nbd_uri *uri, const nbd_socket_io *io)
 {
     SSL_CTX *all = SSL_CTX_new(TLS_client_method()); // can serve any number of connections
     const char *name = uri->tls_hostname ? uri->tls_hostname : uri->address.host;
@@ -92,62 +99,48 @@ static void prepare(tls *t, const nbd_uri *uri, nbd_socket socket)
     SSL_CTX_set_read_ahead(all, 1); // many records in one call
     SSL_CTX_set_default_read_buffer_len(all, 131072);
     t->ssl = SSL_new(all);
-    if (!t->ssl || !SSL_set_fd(t->ssl, socket)) die("no memory", "");
+    if (!t->ssl || !SSL_set_fd(t->ssl, io->socket)) die("no memory", "");
     if (name && !X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(t->ssl), name)) {
         if (!SSL_set1_host(t->ssl, name)) die("no memory", "");
         SSL_set_tlsext_host_name(t->ssl, (char *)(uintptr_t)name);
     }
     SSL_set_connect_state(t->ssl);
+    SSL_CTX_free(all);
     ERR_clear_error();
-    t->transport = (nbd_transport){NBD_ONE_PIECE, t, tls_send, tls_recv, NULL, tls_finish};
-}
-
-static nbd_client client;
-static nbd_op op = {.command = NBD_READ};
-static unsigned char memory[1 << 22]; // one large request at a time; poll_copy.c has many
-
-// Writes what was read, and asks for what comes behind it.
-static int next_part(void)
-{
-    uint64_t left = nbd_negotiated(&client)->size - (op.offset += op.size);
-    if (fwrite(memory, 1, (size_t)op.size, stdout) != op.size) die("cannot write", "");
-    op.buffer = memory;
-    op.size = nbd_fit(&client, NBD_READ, left < sizeof memory ? left : sizeof memory);
-    return left ? nbd_issue(&client, &op, NULL) : nbd_disconnect(&client);
+    t->below = &io->transport;
+    t->transport =
+        (nbd_transport){NBD_ONE_PIECE, t, tls_send, tls_recv, tls_wait, tls_finish, NULL};
 }
 
 int main(int argc, char **argv)
 {
-    static unsigned char buffer[NBD_BUFFER_GOOD];
+    static unsigned char buffer[NBD_BUFFER_GOOD], memory[1 << 22];
     static char text[4096];
+    const char *where = argc > 1 ? argv[1] : "nbds://localhost";
     nbd_slot slot;
-    tls t = {.why = ""};
-    nbd_sync dialled = {.timeout_ms = 5000};
-    const nbd_transport *io = &dialled.io.transport;
-    nbd_event event;
+    nbd_client client;
+    nbd_config config = {.flags = NBD_TLS_REQUIRE, .slots = &slot, .slot_count = 1};
+    nbd_sync sync = {.client = &client, .timeout_ms = 60000};
+    tls t = {NULL, NULL, NBD_ZERO};
     nbd_uri uri;
-    int ever = -1,
-        error = nbd_uri_parse(&uri, argc > 1 ? argv[1] : "nbds://localhost", text, sizeof text);
-    nbd_config config = {.slots = &slot, .slot_count = 1, .buffer = buffer};
-    config.flags = NBD_TLS_REQUIRE;
+    uint64_t at = 0, part;
+    int error = nbd_uri_parse(&uri, where, text, sizeof text);
+    config.buffer = buffer;
     config.buffer_size = sizeof buffer;
     config.export_name = uri.export_name;
     signal(SIGPIPE, SIG_IGN); // OpenSSL has no MSG_NOSIGNAL
     if (!error) error = nbd_init(&client, &config);
-    if (!error) error = nbd_sync_dial(&dialled, &uri.address);
-    if (!error) error = nbd_connect(&client, io);
-    if (!error) prepare(&t, &uri, dialled.io.socket);
-    for (unsigned wants; !error && (wants = nbd_wants(&client)) != 0;) {
-        if (!(wants & NBD_WANT_NOW)) io->wait(io->context, wants, &ever); // errors show in nbd_poll
-        error = nbd_poll(&client, wants);
-        while (!error && nbd_next(&client, &event))
-            if (event.type == NBD_EVENT_STARTTLS)
-                error = nbd_starttls(&client, &t.transport);
-            else if (event.type != NBD_EVENT_TEXT)
-                error = event.error || event.type == NBD_EVENT_CLOSED ? event.error : next_part();
+    if (!error) error = nbd_sync_dial(&sync, &uri.address);
+    if (!error) prepare(&t, &uri, &sync.io);
+    sync.tls = &t.transport;
+    if (!error) error = nbd_sync_connect(&sync, &sync.io.transport);
+    for (; !error && (part = nbd_negotiated(&client)->size - at) > 0; at += part) {
+        if (part > sizeof memory) part = sizeof memory;
+        error = nbd_sync_read(&sync, memory, (size_t)part, at);
+        if (!error && fwrite(memory, 1, (size_t)part, stdout) != part) die("cannot write", "");
     }
-    if (error) die(nbd_strerror(error), *t.why ? t.why : nbd_detail(&client));
+    if (!error) error = nbd_sync_close(&sync);
+    if (error) die(nbd_strerror(error), *sync.message ? sync.message : nbd_detail(&client));
     SSL_free(t.ssl);
-    nbd_sync_close(&dialled);
     return fflush(stdout) != 0;
 }
