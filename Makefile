@@ -26,7 +26,10 @@ VERSION := $(shell sed -n 's/^.define NBD_VERSION_M[AI][JN]OR \(.*\)/\1./p; \
 # An example of a library that is not installed is left out.
 EV := $(shell echo '\#include <ev.h>' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo yes)
 URING := $(shell echo '\#include <liburing.h>' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo yes)
-LEFT_OUT := $(if $(EV),,examples/libev_copy.c) $(if $(URING),,examples/uring_copy.c)
+MBEDTLS := $(shell echo '\#include <mbedtls/ssl.h>' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo yes)
+OPENSSL := $(shell echo '\#include <openssl/ssl.h>' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo yes)
+LEFT_OUT := $(if $(EV),,examples/libev_copy.c) $(if $(URING),,examples/uring_copy.c) \
+    $(if $(MBEDTLS),,examples/tls.c) $(if $(OPENSSL),,examples/tls_openssl.c)
 EXAMPLES := $(patsubst examples/%.c,build/examples/%,$(filter-out $(LEFT_OUT), \
     $(wildcard examples/*.c)))
 PROGRAMS := $(patsubst tests/%.c,build/tests/%,$(wildcard tests/test_*.c)) \
@@ -38,9 +41,9 @@ SOURCES := nbd.h $(wildcard examples/*.[ch] tests/*.[ch] tests/compile/*.[ch] te
 
 # Debian packages for the tests that use other people's programs.
 PACKAGES := afl++ clang clang-19 clang-format clang-tidy cppcheck debootstrap e2fsprogs file g++ \
-    gcc-12-multilib gcc-arm-none-eabi git gnuplot-nox libc6-dev-i386 libclang-rt-14-dev \
-    libclang-rt-19-dev libev-dev libnbd-bin libnbd-dev libnewlib-arm-none-eabi \
-    liburing-dev linux-libc-dev llvm-19 musl-tools nbd-server nbdkit nbdkit-plugin-python \
+    gcc-12-multilib gcc-arm-none-eabi git gnutls-bin gnuplot-nox libc6-dev-i386 libclang-rt-14-dev \
+    libclang-rt-19-dev libev-dev libmbedtls-dev libnbd-bin libnbd-dev libnewlib-arm-none-eabi \
+    libssl-dev liburing-dev linux-libc-dev llvm-19 musl-tools nbd-server nbdkit nbdkit-plugin-python \
     pkg-config python3 python3-clang-14 qemu-user qemu-utils shellcheck strace tcc tshark \
     valgrind
 
@@ -155,6 +158,14 @@ build/bench/default/%: examples/%.c build/bench/default/nbd.h build/flags
 build/bench/default/libev_copy build/examples/libev_copy: private LDFLAGS += -lev
 build/bench/default/uring_copy build/examples/uring_copy: private LDFLAGS += -luring
 build/bench/default/copy build/examples/copy build/examples/threads: private LDFLAGS += -pthread
+build/examples/tls_openssl: private LDFLAGS += -lssl -lcrypto
+
+# The tools speak TLS where mbedTLS is installed.
+ifeq ($(MBEDTLS),yes)
+TLS_TOOLS := $(addprefix build/examples/,copy dump info tls)
+$(TLS_TOOLS): private CPPFLAGS += -DNBD_MBEDTLS
+$(TLS_TOOLS): private LDFLAGS += -lmbedtls -lmbedx509 -lmbedcrypto
+endif
 
 build/tests/test_threads: private LDFLAGS += -pthread
 
