@@ -4525,11 +4525,14 @@ static inline int nbdi_hex_digit(char c)
 #define NBDI_TLS_PRIVATE(member) member
 #define NBDI_TLS_BAD_VERSION MBEDTLS_ERR_SSL_BAD_HS_PROTOCOL_VERSION
 #define NBDI_TLS_NO_CIPHER MBEDTLS_ERR_SSL_NO_CIPHER_CHOSEN
-#define NBDI_TLS_PSK MBEDTLS_KEY_EXCHANGE_SOME_PSK_ENABLED
 #else
 #define NBDI_TLS_PRIVATE(member) MBEDTLS_PRIVATE(member)
 #define NBDI_TLS_BAD_VERSION MBEDTLS_ERR_SSL_BAD_PROTOCOL_VERSION
 #define NBDI_TLS_NO_CIPHER MBEDTLS_ERR_SSL_HANDSHAKE_FAILURE
+#endif
+#if defined(MBEDTLS_KEY_EXCHANGE_SOME_PSK_ENABLED) || \
+    defined(MBEDTLS_SSL_HANDSHAKE_WITH_PSK_ENABLED)
+#define NBDI_TLS_PSK
 #endif
 
 // Records without data (tickets, empty ones, warnings) that a call of a hook takes, with

@@ -129,6 +129,9 @@ static size_t judged_server;
 static const char *judged_rule;
 // Tells sessions of one rule apart in what is printed; 0: there is one only.
 static unsigned play_variant;
+// NULL, or: whether a layer between the server and the client has something to receive, once
+// it is there.  Set in a session, by what starts the layer.
+static int (*play_waits)(void);
 // The program calls nbd_poll and nbd_next at every turn, for no reason.
 static int play_nagging;
 // 0, or: the read-ahead lies so that its first bytes, as many as this, end at a page that
@@ -674,6 +677,7 @@ static inline int stream_is_over(const play *p)
 
 static inline int can_receive(const play *p)
 {
+    if (play_waits) return play_waits();
     return p->out_taken < out_limit(p) || stream_is_over(p);
 }
 
@@ -1033,6 +1037,7 @@ static inline void play_reset(play *p, const script *s, const mode *how)
     for (r = 0; p->script && r < p->script->request_count; r++)
         region_allow(p, r, PROT_NONE);
     edge_open();
+    play_waits = NULL;
     memset(p, 0, offsetof(play, seen));
     p->seen.count = 0;
     p->script = s;
