@@ -96,8 +96,8 @@ static void prepare(tls *t, const nbd_uri *uri, const nbd_socket_io *io)
     if (!uri->tls_certificates) SSL_CTX_set_default_verify_paths(all);
     SSL_CTX_set_verify(all, uri->tls_verify_peer ? SSL_VERIFY_PEER : SSL_VERIFY_NONE, NULL);
     SSL_CTX_set_mode(all, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
-    SSL_CTX_set_read_ahead(all, 1); // many records in one call
-    SSL_CTX_set_default_read_buffer_len(all, 131072);
+    SSL_CTX_set_read_ahead(all, 1); // two records in one call
+    SSL_CTX_set_default_read_buffer_len(all, 32768);
     t->ssl = SSL_new(all);
     if (!t->ssl || !SSL_set_fd(t->ssl, io->socket)) die("no memory", "");
     if (name && !X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(t->ssl), name)) {
