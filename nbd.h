@@ -4519,8 +4519,8 @@ static inline int nbdi_hex_digit(char c)
 
 #ifdef NBD_MBEDTLS
 
-// Members that mbedTLS 3 keeps to itself, and that no call of it tells: ssl.state and
-// ssl.in_msg, config.authmode and config.psk_identity.
+// Members that mbedTLS 3 keeps to itself, and that no call of it tells: ssl.state, in_msg,
+// out_left, send_alert and alert_reason, config.authmode and psk_identity.
 #if MBEDTLS_VERSION_NUMBER < 0x03000000
 #define NBDI_TLS_PRIVATE(member) member
 #define NBDI_TLS_BAD_VERSION MBEDTLS_ERR_SSL_BAD_HS_PROTOCOL_VERSION
@@ -4556,11 +4556,12 @@ static inline int nbdi_hex_digit(char c)
 #define nbdi_tls_result_text(tls, result) ""
 #else
 
+#define NBDI_TLS_NOTHING_COMMON "TLS: no common cipher or key, or the server wants a certificate"
+
 static const char *nbdi_tls_alert_text(int alert)
 {
     switch (alert) {
-    case MBEDTLS_SSL_ALERT_MSG_HANDSHAKE_FAILURE:
-        return "TLS: server refuses the handshake: no common cipher, or it wants a certificate";
+    case MBEDTLS_SSL_ALERT_MSG_HANDSHAKE_FAILURE: return NBDI_TLS_NOTHING_COMMON;
     case MBEDTLS_SSL_ALERT_MSG_BAD_CERT:
     case MBEDTLS_SSL_ALERT_MSG_UNSUPPORTED_CERT:
     case MBEDTLS_SSL_ALERT_MSG_CERT_REVOKED:
@@ -4605,7 +4606,7 @@ static const char *nbdi_tls_result_text(const nbd_tls *tls, int result)
 {
     switch (result) {
     case NBDI_TLS_BAD_VERSION: return "TLS: no common version of TLS";
-    case NBDI_TLS_NO_CIPHER: return "TLS: no common cipher";
+    case NBDI_TLS_NO_CIPHER: return NBDI_TLS_NOTHING_COMMON;
     case MBEDTLS_ERR_SSL_INVALID_MAC:
         return "TLS: a record was forged or damaged, or the keys differ";
     case MBEDTLS_ERR_SSL_INVALID_RECORD: return "TLS: what the server sends is not TLS";
@@ -4616,16 +4617,19 @@ static const char *nbdi_tls_result_text(const nbd_tls *tls, int result)
 
 #endif // NBD_NO_TEXT
 
+#define NBDI_TLS_NO_ANSWER \
+    NBDI_SAY("TLS: no answer after the handshake: the server may refuse this client")
+
 // The stream below is over, or brought nothing but records without data.
 static const char *nbdi_tls_below_text(const nbd_tls *tls)
 {
     if (tls->below_over == NBDI_TLS_FLOODED) {
         return NBDI_SAY("TLS: server sends records without data, one after the other");
     }
-    if (!tls->up) return NBDI_SAY("TLS: the connection was lost during the handshake");
-    if (!tls->heard) {
-        return NBDI_SAY("TLS: server hung up after the handshake: it may refuse this client");
-    }
+    if (!tls->named) return NBDI_SAY("TLS: the connection was lost during the handshake");
+    if (!tls->up)
+        return NBDI_SAY("TLS: server hung up in the handshake: it may refuse this client");
+    if (!tls->heard) return NBDI_TLS_NO_ANSWER;
     if (tls->below_over == NBDI_TLS_ENDED) {
         return NBDI_SAY("TLS: the stream ended without close_notify");
     }
@@ -4646,9 +4650,11 @@ static const char *nbdi_tls_why(nbd_tls *tls, int result)
     }
 #endif
     if (result == MBEDTLS_ERR_SSL_PEER_CLOSE_NOTIFY) {
-        if (tls->heard) return NULL;
-        return NBDI_SAY("TLS: server hung up after the handshake: it may refuse this client");
+        return tls->heard ? NULL : NBDI_TLS_NO_ANSWER;
     }
+    // With TLS 1.3 a client's certificate is looked at after its handshake, and a server that
+    // is made of mbedTLS then seals its refusal with a key of before.
+    if (result == MBEDTLS_ERR_SSL_INVALID_MAC && tls->up && !tls->heard) return NBDI_TLS_NO_ANSWER;
     return nbdi_tls_result_text(tls, result);
 }
 
@@ -4720,6 +4726,12 @@ static int nbdi_tls_get(void *context, unsigned char *to, size_t size)
     return nbdi_tls_stopped(tls, result);
 }
 
+// An alert that mbedTLS could not send does not stop reading: nbdi_tls_flush is to send it.
+static int nbdi_tls_may_go_on(const nbd_tls *tls)
+{
+    return tls->up && !tls->latch && tls->blocked == NBD_IO_WRITE;
+}
+
 // What a result of mbedTLS that moved nothing means: NBD_IO_..., or NBDI_TLS_AGAIN.  It
 // also says "call again" after a ticket, a warning, a second empty record (as 0, which
 // otherwise is the end), and in the middle of a long computation.
@@ -4730,7 +4742,7 @@ static ptrdiff_t nbdi_tls_judge(nbd_tls *tls, int result)
     case MBEDTLS_ERR_SSL_ASYNC_IN_PROGRESS: return NBD_IO_WRITE;
     case MBEDTLS_ERR_SSL_WANT_READ:
     case MBEDTLS_ERR_SSL_WANT_WRITE:
-        if (tls->blocked) return tls->blocked;
+        if (tls->blocked && !nbdi_tls_may_go_on(tls)) return tls->blocked;
         break;
 #ifdef MBEDTLS_ERR_SSL_RECEIVED_NEW_SESSION_TICKET
     case MBEDTLS_ERR_SSL_RECEIVED_NEW_SESSION_TICKET: break;
@@ -4779,14 +4791,27 @@ static void nbdi_tls_enter(nbd_tls *tls)
     tls->more = 0;
 }
 
+// One step.  mbedTLS 3 makes an alert of its own that blocks anew at each step, without end:
+// it is given up, and what it was for is what failed.
+static int nbdi_tls_step(nbd_tls *tls)
+{
+    int result = nbdi_tls_set_name(tls);
+    tls->blocked = 0;
+    if (!result) result = mbedtls_ssl_handshake_step(&tls->ssl);
+#if MBEDTLS_VERSION_NUMBER >= 0x03000000
+    if (result == MBEDTLS_ERR_SSL_WANT_WRITE && tls->ssl.MBEDTLS_PRIVATE(send_alert)) {
+        result = tls->ssl.MBEDTLS_PRIVATE(alert_reason);
+    }
+#endif
+    return result;
+}
+
 // Goes on shaking hands.  Returns 1 when that is over, else what the hook returns.
 static ptrdiff_t nbdi_tls_shake(nbd_tls *tls)
 {
     if (tls->over) return nbdi_tls_over(tls);
     while (!tls->up) {
-        int result = nbdi_tls_set_name(tls);
-        tls->blocked = 0;
-        if (!result) result = mbedtls_ssl_handshake_step(&tls->ssl);
+        int result = nbdi_tls_step(tls);
         if (result) {
             ptrdiff_t verdict = nbdi_tls_judge(tls, result);
             if (verdict != NBDI_TLS_AGAIN) return verdict;
@@ -4819,18 +4844,40 @@ static nbd_iovec nbdi_tls_gather(nbd_tls *tls, const nbd_iovec *iov, unsigned co
     return v;
 }
 
-// Sends one record.  mbedTLS wants a blocked write again with the same pointer and size:
-// the engine offers the same bytes again, so what is latched is the front of this offer.
+// An alert that mbedTLS sends by itself, against renegotiation, may have got stuck.  A write
+// would take it for its own record and drop the data; sending an alert just goes on.
+static ptrdiff_t nbdi_tls_flush(nbd_tls *tls)
+{
+    int result = 0;
+    tls->blocked = 0;
+    if (!tls->latch && tls->ssl.NBDI_TLS_PRIVATE(out_left) > 0) {
+        result = mbedtls_ssl_send_alert_message(&tls->ssl, MBEDTLS_SSL_ALERT_LEVEL_WARNING,
+                                                MBEDTLS_SSL_ALERT_MSG_NO_RENEGOTIATION);
+    }
+    if (!result) return 1;
+    return tls->blocked ? tls->blocked : NBD_IO_ERROR;
+}
+
+// Sends one record.  mbedTLS wants a blocked write again with the same pointer and size: what
+// is latched is the front of every later offer of the engine.  Reading may have sent what
+// was blocked meanwhile; to write it then would send it twice.
 static ptrdiff_t nbdi_tls_record(nbd_tls *tls, nbd_iovec v)
 {
     ptrdiff_t verdict;
+    if (tls->latch && tls->ssl.NBDI_TLS_PRIVATE(out_left) == 0) {
+        tls->latch = NULL;
+        return (ptrdiff_t)v.size;
+    }
     do {
         int result;
         tls->blocked = 0;
         result = mbedtls_ssl_write(&tls->ssl, (const unsigned char *)v.base, v.size);
-        tls->latch = result > 0 ? NULL : (const unsigned char *)v.base;
-        tls->latch_size = v.size;
+        tls->latch = NULL;
         if (result > 0) return result;
+        if (tls->ssl.NBDI_TLS_PRIVATE(out_left) > 0) {
+            tls->latch = (const unsigned char *)v.base;
+            tls->latch_size = v.size;
+        }
         verdict = tls->send_over ? NBD_IO_ERROR : nbdi_tls_judge(tls, result);
     } while (verdict == NBDI_TLS_AGAIN);
     return verdict;
@@ -4846,6 +4893,7 @@ static ptrdiff_t nbdi_tls_send(void *context, const nbd_iovec *iov, unsigned cou
         total += iov[i].size;
     nbdi_tls_enter(tls);
     result = tls->send_over ? NBD_IO_ERROR : nbdi_tls_shake(tls);
+    if (result > 0) result = nbdi_tls_flush(tls);
     while (result > 0 && sent < total && sent < NBD_POLL_BYTES) {
         int most = mbedtls_ssl_get_max_out_record_payload(&tls->ssl);
         nbd_iovec v;
@@ -4864,8 +4912,8 @@ static ptrdiff_t nbdi_tls_send(void *context, const nbd_iovec *iov, unsigned cou
     return result == NBD_IO_EOF ? NBD_IO_ERROR : result;
 }
 
-// While the send hook waits for input it alone goes on shaking hands: if this one finished
-// that, the engine would not know that it can send.
+// While the send hook waits for input (in the handshake, or in the middle of a ticket) it
+// alone takes it: if this one did, the engine would not know that it can send.
 static ptrdiff_t nbdi_tls_recv(void *context, const nbd_iovec *iov, unsigned count)
 {
     nbd_tls *tls = (nbd_tls *)context;
@@ -4873,7 +4921,7 @@ static ptrdiff_t nbdi_tls_recv(void *context, const nbd_iovec *iov, unsigned cou
     ptrdiff_t verdict;
     (void)count;
     nbdi_tls_enter(tls);
-    if (tls->send_waits && !tls->up) return tls->over ? nbdi_tls_over(tls) : NBD_IO_READ;
+    if (tls->send_waits) return tls->over ? nbdi_tls_over(tls) : NBD_IO_READ;
     verdict = nbdi_tls_shake(tls);
     while (verdict == NBDI_TLS_AGAIN) {
         int result;
@@ -4901,8 +4949,9 @@ static int nbdi_tls_finish(void *context)
     nbd_tls *tls = (nbd_tls *)context;
     nbdi_tls_enter(tls);
     if (tls->up && !tls->over && !tls->send_over && !tls->notified) {
-        tls->blocked = 0;
-        if (mbedtls_ssl_close_notify(&tls->ssl) && tls->blocked) return (int)tls->blocked;
+        ptrdiff_t result = nbdi_tls_flush(tls);
+        if (result > 0 && mbedtls_ssl_close_notify(&tls->ssl)) result = tls->blocked;
+        if (tls->blocked) return (int)result;
         tls->notified = 1;
     }
     return tls->below->finish ? tls->below->finish(tls->below->context) : 0;

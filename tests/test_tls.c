@@ -32,7 +32,10 @@ static struct {
     nbd_tls_options options;
     const char *verify_name;
     const char *server_name;
-    size_t cut_at; // bytes of the server's records behind which the stream ends
+    size_t cut_at;      // bytes of the server's records behind which the stream ends
+    size_t flip_at;     // the byte of them that is changed on its way, or `uncut`
+    int client_version; // most, as manner.version; 0: any
+    int signal_tickets; // mbedTLS 3 tells of tickets
 } wish;
 
 // What it came to.
@@ -45,9 +48,12 @@ static struct {
     // Calls of mbedtls_ssl_write.
     const unsigned char *blocked; // what must come again, or NULL
     size_t blocked_size;
+    unsigned idle; // receives in turn that found nothing
     unsigned writes;
     unsigned repeats; // after a block
     unsigned grown;   // of these those at which the engine offered more by then
+    size_t staged;    // bytes that were written from nbd_tls.stage
+    size_t in_place;  // bytes that were written from where the caller keeps them
 } live;
 
 static int spy_ssl_write(mbedtls_ssl_context *ssl, const unsigned char *data, size_t size)
@@ -55,6 +61,8 @@ static int spy_ssl_write(mbedtls_ssl_context *ssl, const unsigned char *data, si
     int result;
 
     CHECK(size > 0);
+    // Reading may have sent it meanwhile.
+    if (ssl->PEER_PRIVATE(out_left) == 0) live.blocked = NULL;
     if (live.blocked) {
         CHECK(data == live.blocked);
         CHECK_EQUAL(size, live.blocked_size);
@@ -62,6 +70,11 @@ static int spy_ssl_write(mbedtls_ssl_context *ssl, const unsigned char *data, si
         if (stage.client.out_offered > size) live.grown++;
     }
     result = mbedtls_ssl_write(ssl, data, size);
+    if (result > 0) {
+        int in_stage = data >= live.tls.stage && data < live.tls.stage + sizeof live.tls.stage;
+
+        *(in_stage ? &live.staged : &live.in_place) += (size_t)result;
+    }
     live.blocked = result == MBEDTLS_ERR_SSL_WANT_WRITE ? data : NULL;
     live.blocked_size = size;
     live.writes++;
@@ -98,6 +111,7 @@ static void pump(play *p)
         one.size = sizeof data;
         size = give_to_client(&p->wires[0], &one, 1, peer_record_size(&live.server, one.size));
         peer_write(&live.server, data, size);
+        if (live.server.result) p->ended = 1; // by an alert
     }
     if (stream_is_over(p) && !live.server.result) {
         if (!live.server.manner.no_notify) (void)mbedtls_ssl_close_notify(&live.server.ssl);
@@ -110,15 +124,22 @@ static size_t cipher_left(void)
     return smaller(live.server.out_size, wish.cut_at) - live.server.out_taken;
 }
 
+// A changed byte may make a length so large that both sides wait for each other.
+static int is_flipped(void)
+{
+    return wish.flip_at < live.server.out_taken;
+}
+
 static int cipher_is_over(const play *p)
 {
-    return live.server.out_taken == wish.cut_at || server_is_over(p);
+    return live.server.out_taken == wish.cut_at || server_is_over(p) ||
+           (is_flipped() && live.idle > 3);
 }
 
 static int cipher_waits(void)
 {
     pump(&stage);
-    return cipher_left() > 0 || cipher_is_over(&stage);
+    return cipher_left() > 0 || cipher_is_over(&stage) || is_flipped();
 }
 
 static ptrdiff_t cipher_send(void *context, const nbd_iovec *iov, unsigned count, unsigned flags)
@@ -134,6 +155,7 @@ static ptrdiff_t cipher_send(void *context, const nbd_iovec *iov, unsigned count
     if (p->accept != uncut) p->accept -= size;
     peer_take(&live.server, iov->base, size);
     p->moved = 1;
+    live.idle = 0;
     p->more = (flags & NBD_SEND_MORE) != 0;
     pump(p);
     p->in_hook = 1;
@@ -153,14 +175,32 @@ static ptrdiff_t cipher_recv(void *context, const nbd_iovec *iov, unsigned count
     size = smaller(smaller(cipher_left(), iov->size), piece_now(p));
     if (size > 0) {
         memcpy(iov->base, live.server.out + live.server.out_taken, size);
+        if (wish.flip_at - live.server.out_taken < size) {
+            ((unsigned char *)iov->base)[wish.flip_at - live.server.out_taken] ^= 0x55;
+        }
         live.server.out_taken += size;
         p->moved = 1;
+        live.idle = 0;
         return (ptrdiff_t)size;
     }
+    live.idle++;
     return cipher_is_over(p) ? tell_the_end(p) : NBD_IO_READ;
 }
 
 /// Starting TLS ///
+
+// What a program may do to the configuration.
+static void adjust_client(mbedtls_ssl_config *config)
+{
+    if (wish.client_version) peer_set_version(config, wish.client_version);
+#ifdef MBEDTLS_SSL_TLS1_3_SIGNAL_NEW_SESSION_TICKETS_ENABLED
+    if (wish.signal_tickets) {
+        mbedtls_ssl_conf_session_tickets(config, MBEDTLS_SSL_SESSION_TICKETS_ENABLED);
+        mbedtls_ssl_conf_tls13_enable_signal_new_session_tickets(
+            config, MBEDTLS_SSL_TLS1_3_SIGNAL_NEW_SESSION_TICKETS_ENABLED);
+    }
+#endif
+}
 
 static int make_session(void)
 {
@@ -168,7 +208,8 @@ static int make_session(void)
 
     tls_over();
     live.blocked = NULL;
-    live.writes = live.repeats = live.grown = 0;
+    live.writes = live.repeats = live.grown = live.idle = 0;
+    live.staged = live.in_place = 0;
     live.below.context = &stage;
     live.below.send = cipher_send;
     live.below.recv = cipher_recv;
@@ -176,6 +217,7 @@ static int make_session(void)
     live.running = 1;
     peer_begin(&live.server, &wish.manner);
     CHECK_EQUAL(nbd_tls_credentials_init(&live.credentials, &wish.options), 0);
+    adjust_client(&live.credentials.config);
     error = nbd_tls_init(&live.tls, &live.below, &live.credentials.config, wish.verify_name,
                          wish.server_name);
     play_waits = cipher_waits;
@@ -200,7 +242,7 @@ static size_t text_size(const char *text)
 static void wish_nothing(void)
 {
     memset(&wish, 0, sizeof wish);
-    wish.cut_at = uncut;
+    wish.cut_at = wish.flip_at = uncut;
 }
 
 static void wish_x509(int version)
@@ -355,12 +397,490 @@ static void session_with_shared_key_in_every_mode(void)
     each_version(wish_psk, play_session_in_modes);
 }
 
+/// Records of every shape ///
+
+static void play_some_modes(void)
+{
+    static trace whole;
+    const script *s = write_session(whole_session);
+    size_t i;
+
+    play_whole(s, &whole);
+    CHECK(live.tls.transport.detail == NULL);
+    for (i = 0; i < 6; i++)
+        play_uncut(s, &play_modes[i], &whole);
+    for (i = 0; i < 4; i++) {
+        mode random = whole_mode;
+
+        random.name = "random";
+        random.piece = 0;
+        random.seed = i + 1;
+        play_uncut(s, &random, &whole);
+    }
+}
+
+// Sets one thing of the server's manner to each of some values.
+static void in_manner(size_t *record, unsigned *noise, const size_t *values, size_t count)
+{
+    size_t i, v;
+
+    for (v = 0; v < VERSIONS; v++) {
+        for (i = 0; i < count; i++) {
+            play_variant = (unsigned)(versions[v] * 1000) + (unsigned)i;
+            wish_psk(versions[v]);
+            if (record) *record = values[i];
+            if (noise) *noise = (unsigned)values[i];
+            play_some_modes();
+        }
+    }
+}
+
+static void replies_are_cut_in_records_of_any_size(void)
+{
+    // The least reply has 20 bytes: four in five records, five in one, and one over many.
+    static const size_t sizes[] = {1, 4, 5, 100, 10006, 0};
+
+    in_manner(&wish.manner.record, NULL, sizes, sizeof sizes / sizeof sizes[0]);
+}
+
+// Four in a row are more than mbedTLS takes.
+static void empty_records_are_no_end(void)
+{
+    static const size_t counts[] = {1, 2, 3};
+
+    in_manner(NULL, &wish.manner.empty, counts, 3);
+}
+
+static void tickets_and_renegotiation_at_any_time_are_passed_over(void)
+{
+    static const size_t counts[] = {1, 2, 7};
+
+    in_manner(NULL, &wish.manner.tickets, counts, 3);
+}
+
+static void warnings_at_any_time_are_passed_over(void)
+{
+    static const size_t counts[] = {1, 3};
+
+    in_manner(NULL, &wish.manner.warnings, counts, 2);
+}
+
+static void tickets_that_are_told_of_are_passed_over(void)
+{
+    size_t v;
+
+    for (v = 0; v < VERSIONS; v++) {
+        play_variant = (unsigned)versions[v];
+        wish_x509(versions[v]);
+        wish.signal_tickets = 1;
+        wish.manner.tickets = 2;
+        play_some_modes();
+    }
+}
+
+/// Streams that break ///
+
+static mode broken_mode(size_t piece, ptrdiff_t ended)
+{
+    mode how = whole_mode;
+
+    how.piece = piece;
+    how.cut_at = uncut - 1; // the server's data is whole, but what is seen may be cut
+    how.ended = ended;
+    return how;
+}
+
+// A session that may have been stopped at any point: it is over, once, and by no other
+// error than these; without one only if the server heard the client's goodbye.
+static void check_broken_end(const char *prefix)
+{
+    int error = closing_error(&stage.seen);
+    const nbd_event *closed = &stage.seen.events[stage.seen.count - 1].event;
+
+    if (error == 0) {
+        CHECK(stage.farewell || !stage.ended);
+        return;
+    }
+    CHECK(error == NBD_ERR_CLOSED || error == NBD_ERR_TRUNCATED || error == NBD_ERR_TRANSPORT);
+    if (prefix) CHECK(strncmp(closed->detail, prefix, strlen(prefix)) == 0);
+}
+
+static void cut_everywhere(void)
+{
+    static trace whole;
+    const script *s = write_session(whole_session);
+    size_t size, at;
+
+    play_whole(s, &whole);
+    size = live.server.out_size;
+    for (at = 0; at <= size; at += at < 2000 || at + 200 > size ? 1 : size / 200) {
+        mode ended = broken_mode(uncut, NBD_IO_EOF), failed = broken_mode(1500, NBD_IO_ERROR);
+
+        wish.cut_at = at;
+        play_variant = (unsigned)at;
+        play_once(&stage, s, &ended);
+        check_broken_end(at < size ? "TLS: " : NULL);
+        play_once(&stage, s, &failed);
+        check_broken_end(NULL);
+    }
+}
+
+static void stream_may_end_or_fail_at_any_byte(void)
+{
+    each_version(wish_psk, cut_everywhere);
+}
+
+static void flip_everywhere(void)
+{
+    static trace whole;
+    const script *s = write_session(whole_session);
+    size_t size, at;
+
+    play_whole(s, &whole);
+    size = live.server.out_size;
+    for (at = 0; at < size; at += at < 1000 || at + 100 > size ? 1 : size / 150) {
+        mode how = broken_mode(uncut, NBD_IO_EOF);
+
+        wish.flip_at = at;
+        play_variant = (unsigned)at;
+        play_once(&stage, s, &how);
+        check_broken_end("TLS: ");
+    }
+}
+
+static void no_byte_can_be_changed_unnoticed(void)
+{
+    each_version(wish_psk, flip_everywhere);
+}
+
+static void alert_everywhere(void)
+{
+    static trace whole;
+    const script *s = write_session(whole_session);
+    size_t size, at;
+
+    play_whole(s, &whole);
+    size = live.server.sent;
+    for (at = 1; at < size; at += at < 400 ? 1 : 5000) {
+        mode how = broken_mode(at % 2 ? uncut : 1000, NBD_IO_EOF);
+
+        wish.manner.alert_after = at;
+        play_variant = (unsigned)at;
+        play_once(&stage, s, &how);
+        CHECK_EQUAL(closing_error(&stage.seen), NBD_ERR_TRANSPORT);
+        CHECK_EQUAL(live.tls.alert, MBEDTLS_SSL_ALERT_MSG_INTERNAL_ERROR);
+    }
+}
+
+static void alert_at_any_byte_ends_it(void)
+{
+    each_version(wish_psk, alert_everywhere);
+}
+
+/// The end ///
+
+static void see_closed_as(script *s, int error, const char *detail)
+{
+    see_closed(s, error);
+    s->steps[s->step_count - 1].event.detail = detail;
+}
+
+static const char no_notify[] = "TLS: the stream ended without close_notify";
+static const char hung_up[] =
+    "TLS: no answer after the handshake: the server may refuse this client";
+
+static void server_ends_in_the_middle(script *s, const char *detail)
+{
+    int r;
+
+    open_tls(s);
+    r = client_issues(s, NBD_READ, 0, 4096, 40);
+    want_request(s, r);
+    send_end(s);
+    see_done(s, r, NBD_ERR_CLOSED);
+    see_closed_as(s, NBD_ERR_CLOSED, detail);
+}
+
+static void notified_end_in_flight(script *s)
+{
+    server_ends_in_the_middle(s, "during transmission");
+}
+
+static void unnotified_end_in_flight(script *s)
+{
+    server_ends_in_the_middle(s, no_notify);
+}
+
+static void play_end(void (*write)(script *s), int no_notify_wanted)
+{
+    size_t v;
+
+    for (v = 0; v < VERSIONS; v++) {
+        play_variant = (unsigned)versions[v];
+        wish_psk(versions[v]);
+        wish.manner.no_notify = no_notify_wanted;
+        play_modes_over_tls(write_session(write), 5);
+    }
+}
+
+static void close_notify_before_the_goodbye_is_an_error(void)
+{
+    play_end(notified_end_in_flight, 0);
+}
+
+static void end_without_close_notify_is_named(void)
+{
+    play_end(unnotified_end_in_flight, 1);
+}
+
+static void missing_close_notify_after_the_goodbye_is_forgiven(void)
+{
+    play_end(whole_session, 1);
+}
+
+static void hang_up_after_the_handshake(script *s)
+{
+    until_tls(s);
+    want_option(s, 11, "", 0);
+    send_end(s);
+    see_closed_as(s, NBD_ERR_CLOSED, hung_up);
+}
+
+static void hang_up_right_after_the_handshake_is_named(void)
+{
+    play_end(hang_up_after_the_handshake, 0);
+    play_end(hang_up_after_the_handshake, 1);
+}
+
+static void flood(script *s)
+{
+    until_tls(s);
+    want_option(s, 11, "", 0);
+    send_ack(s, 11);
+    see_closed_as(s, NBD_ERR_TRANSPORT,
+                  "TLS: server sends records without data, one after the other");
+}
+
+static void records_without_data_cannot_hold_a_poll(void)
+{
+    static trace whole;
+    size_t v;
+
+    for (v = 0; v < VERSIONS * 2; v++) {
+        play_variant = (unsigned)v;
+        wish_psk(versions[v / 2]);
+        *(v % 2 ? &wish.manner.tickets : &wish.manner.warnings) = 9000;
+        play_whole(write_session(flood), &whole);
+    }
+}
+
+/// Servers and clients that do not fit ///
+
+typedef struct misfit {
+    const char *name; // the rule
+    void (*wish)(int version);
+    const char *detail[2]; // TLS 1.2, TLS 1.3
+    uint32_t flag;         // of verify_flags, or 0
+    int alert[2];
+} misfit;
+
+static void wish_other_authority(int version)
+{
+    wish_x509(version);
+    wish.manner.who = &people.strange_server;
+}
+
+static void wish_self_signed(int version)
+{
+    wish_x509(version);
+    wish.manner.who = &people.alone;
+}
+
+static void wish_expired(int version)
+{
+    wish_x509(version);
+    wish.manner.who = &people.expired;
+}
+
+static void wish_not_yet_valid(int version)
+{
+    wish_x509(version);
+    wish.manner.who = &people.future;
+}
+
+static void wish_other_name(int version)
+{
+    wish_x509(version);
+    wish.verify_name = "other.example";
+}
+
+static void wish_no_client_certificate(int version)
+{
+    wish_x509(version);
+    wish_certificate(NULL);
+}
+
+static void wish_strange_client_certificate(int version)
+{
+    wish_x509(version);
+    wish_certificate(&people.strange_client);
+}
+
+static void wish_wrong_psk(int version)
+{
+    wish_psk(version);
+    wish.options.psk = "0123456789abcdeF";
+}
+
+static void wish_unknown_user(int version)
+{
+    wish_psk(version);
+    wish.options.user = "mallory";
+}
+
+static void wish_psk_of_server_with_certificate(int version)
+{
+    wish_psk(version);
+    wish.manner.key = NULL;
+    wish.manner.suites = NULL;
+    wish.manner.who = &people.server;
+}
+
+static void wish_certificate_of_server_with_psk(int version)
+{
+    wish_x509(version);
+    wish.manner.who = NULL;
+    wish.manner.user = "alice";
+    wish.manner.key = "0123456789abcdef";
+    wish.manner.suites = quick_suites;
+}
+
+static const char nothing_common[] =
+    "TLS: no common cipher or key, or the server wants a certificate";
+static const char hung_up_early[] =
+    "TLS: server hung up in the handshake: it may refuse this client";
+static const char other_authority[] =
+    "TLS: server's certificate is not signed by a trusted authority";
+static const char self_signed[] = "TLS: server's certificate is signed by itself";
+static const char expired[] = "TLS: server's certificate has expired";
+static const char not_yet_valid[] = "TLS: server's certificate is not valid yet";
+static const char other_name[] = "TLS: server's certificate is for another name";
+static const char keys_differ[] =
+    "TLS: server cannot read or verify what the client sent: the keys differ";
+
+// A server of mbedTLS says nothing of a missing certificate in TLS 1.2, and in TLS 1.3 what
+// no client can read; other servers send alerts.
+static const misfit misfits[] = {
+    {"server_of_another_authority_is_refused",
+     wish_other_authority,
+     {other_authority, other_authority},
+     MBEDTLS_X509_BADCERT_NOT_TRUSTED,
+     {0, 0}},
+    {"server_that_signs_itself_is_refused",
+     wish_self_signed,
+     {self_signed, self_signed},
+     NBD_TLS_SELF_SIGNED,
+     {0, 0}},
+    {"expired_certificate_is_refused",
+     wish_expired,
+     {expired, expired},
+     MBEDTLS_X509_BADCERT_EXPIRED,
+     {0, 0}},
+    {"certificate_of_the_future_is_refused",
+     wish_not_yet_valid,
+     {not_yet_valid, not_yet_valid},
+     MBEDTLS_X509_BADCERT_FUTURE,
+     {0, 0}},
+    {"certificate_of_another_name_is_refused",
+     wish_other_name,
+     {other_name, other_name},
+     MBEDTLS_X509_BADCERT_CN_MISMATCH,
+     {0, 0}},
+    {"missing_client_certificate_is_named",
+     wish_no_client_certificate,
+     {hung_up_early, hung_up},
+     0,
+     {0, 0}},
+    {"client_certificate_of_another_authority_is_named",
+     wish_strange_client_certificate,
+     {"TLS: server does not know the authority of the client's certificate", hung_up},
+     0,
+     {48, 0}},
+    {"wrong_shared_key_is_named", wish_wrong_psk, {keys_differ, keys_differ}, 0, {20, 51}},
+    {"unknown_user_is_named",
+     wish_unknown_user,
+     {"TLS: server does not know the user", nothing_common},
+     0,
+     {115, 0}},
+    {"client_with_shared_key_takes_no_certificate",
+     wish_psk_of_server_with_certificate,
+     {nothing_common, nothing_common},
+     0,
+     {40, 0}},
+    {"client_with_certificates_takes_no_shared_key",
+     wish_certificate_of_server_with_psk,
+     {nothing_common, nothing_common},
+     0,
+     {40, 40}},
+};
+
+enum { MISFITS = sizeof misfits / sizeof misfits[0] };
+
+static const char *misfit_detail;
+
+static void refused(script *s)
+{
+    until_tls(s);
+    see_closed_as(s, NBD_ERR_TRANSPORT, misfit_detail);
+}
+
+// The server has not read a byte of NBD by then.
+static void play_misfit(const void *of)
+{
+    const misfit *it = of;
+    size_t v, i;
+
+    for (v = 0; v < VERSIONS; v++) {
+        int at = versions[v] == 13;
+        static trace whole;
+
+        play_variant = (unsigned)versions[v];
+        it->wish(versions[v]);
+        misfit_detail = it->detail[at];
+        for (i = 0; i < 4; i++) {
+            play_uncut(write_session(refused), &play_modes[2 * i], i > 0 ? &whole : NULL);
+            if (i == 0) whole = stage.seen;
+            CHECK_EQUAL(live.server.received, 0);
+            CHECK(live.tls.tls_error != 0);
+            CHECK_EQUAL(live.tls.verify_flags & it->flag, it->flag);
+            CHECK_EQUAL(live.tls.alert, it->alert[at]);
+        }
+    }
+}
+
 int main(int argc, char **argv)
 {
+    size_t i;
+
     check_begin(argc, argv);
     peer_make_people();
     CHECK_CASE(session_with_certificates_in_every_mode);
     CHECK_CASE(session_with_shared_key_in_every_mode);
+    CHECK_CASE(replies_are_cut_in_records_of_any_size);
+    CHECK_CASE(empty_records_are_no_end);
+    CHECK_CASE(tickets_and_renegotiation_at_any_time_are_passed_over);
+    CHECK_CASE(tickets_that_are_told_of_are_passed_over);
+    CHECK_CASE(warnings_at_any_time_are_passed_over);
+    CHECK_CASE(stream_may_end_or_fail_at_any_byte);
+    CHECK_CASE(no_byte_can_be_changed_unnoticed);
+    CHECK_CASE(alert_at_any_byte_ends_it);
+    CHECK_CASE(close_notify_before_the_goodbye_is_an_error);
+    CHECK_CASE(end_without_close_notify_is_named);
+    CHECK_CASE(missing_close_notify_after_the_goodbye_is_forgiven);
+    CHECK_CASE(hang_up_right_after_the_handshake_is_named);
+    CHECK_CASE(records_without_data_cannot_hold_a_poll);
+    for (i = 0; i < MISFITS; i++)
+        check_case_on(misfits[i].name, play_misfit, &misfits[i]);
     tls_over();
     peer_free_people();
     return check_end();

@@ -16,7 +16,7 @@
 
 enum {
     PEER_STREAM = 1 << 21,
-    PEER_RECORDS = 4096,
+    PEER_RECORDS = 1 << 16,
     PEER_PEM = 4096,
     PEER_HANDSHAKE = 22, // types of records
     PEER_DATA = 23
