@@ -1063,6 +1063,8 @@ typedef struct nbd_tls {
 // dialled (not known here), the one to verify, and the one to ask the server for.
 // tls: until nbd_tls_free; call that after an error too, and before using it again.  After
 // an error its hooks fail with the same detail, so a session cannot start by mistake.
+// A stream that is TLS from its first byte, which is not NBD's way, works too: give the
+// transport to nbd_connect, and begin with nbd_poll(client, NBD_WANT_READ).
 // below: the transport to encrypt on, for the life of the client; it may be filled in later.
 // config: life of the client; that of nbd_tls_credentials, or your own for a client over
 // a stream (then psa_crypto_init, renegotiation off, and the mode of verification are yours).
@@ -4844,13 +4846,19 @@ static nbd_iovec nbdi_tls_gather(nbd_tls *tls, const nbd_iovec *iov, unsigned co
     return v;
 }
 
+// Whether mbedTLS still holds a part of a record that could not be sent.
+static int nbdi_tls_is_stuck(const nbd_tls *tls)
+{
+    return tls->ssl.NBDI_TLS_PRIVATE(out_left) > 0;
+}
+
 // An alert that mbedTLS sends by itself, against renegotiation, may have got stuck.  A write
 // would take it for its own record and drop the data; sending an alert just goes on.
 static ptrdiff_t nbdi_tls_flush(nbd_tls *tls)
 {
     int result = 0;
     tls->blocked = 0;
-    if (!tls->latch && tls->ssl.NBDI_TLS_PRIVATE(out_left) > 0) {
+    if (!tls->latch && nbdi_tls_is_stuck(tls)) {
         result = mbedtls_ssl_send_alert_message(&tls->ssl, MBEDTLS_SSL_ALERT_LEVEL_WARNING,
                                                 MBEDTLS_SSL_ALERT_MSG_NO_RENEGOTIATION);
     }
@@ -4859,27 +4867,27 @@ static ptrdiff_t nbdi_tls_flush(nbd_tls *tls)
 }
 
 // Sends one record.  mbedTLS wants a blocked write again with the same pointer and size: what
-// is latched is the front of every later offer of the engine.  Reading may have sent what
-// was blocked meanwhile; to write it then would send it twice.
+// is latched is the front of every later offer of the engine.  Reading, and whatever else
+// mbedTLS does before it writes, may send the rest: to write it then would send it twice.
 static ptrdiff_t nbdi_tls_record(nbd_tls *tls, nbd_iovec v)
 {
-    ptrdiff_t verdict;
-    if (tls->latch && tls->ssl.NBDI_TLS_PRIVATE(out_left) == 0) {
-        tls->latch = NULL;
-        return (ptrdiff_t)v.size;
-    }
-    do {
-        int result;
+    ptrdiff_t verdict = NBDI_TLS_AGAIN;
+    while (verdict == NBDI_TLS_AGAIN) {
+        int result = 0;
         tls->blocked = 0;
-        result = mbedtls_ssl_write(&tls->ssl, (const unsigned char *)v.base, v.size);
-        tls->latch = NULL;
-        if (result > 0) return result;
-        if (tls->ssl.NBDI_TLS_PRIVATE(out_left) > 0) {
+        if (!tls->latch || nbdi_tls_is_stuck(tls)) {
+            result = mbedtls_ssl_write(&tls->ssl, (const unsigned char *)v.base, v.size);
+        }
+        if (result > 0 || (tls->latch && !nbdi_tls_is_stuck(tls))) {
+            tls->latch = NULL;
+            return result > 0 ? result : (ptrdiff_t)v.size;
+        }
+        if (nbdi_tls_is_stuck(tls)) {
             tls->latch = (const unsigned char *)v.base;
             tls->latch_size = v.size;
         }
         verdict = tls->send_over ? NBD_IO_ERROR : nbdi_tls_judge(tls, result);
-    } while (verdict == NBDI_TLS_AGAIN);
+    }
     return verdict;
 }
 

@@ -36,6 +36,7 @@ static struct {
     size_t flip_at;     // the byte of them that is changed on its way, or `uncut`
     int client_version; // most, as manner.version; 0: any
     int signal_tickets; // mbedTLS 3 tells of tickets
+    int any_suite;      // suites that certificates go with too
 } wish;
 
 // What it came to.
@@ -44,6 +45,7 @@ static struct {
     nbd_tls tls;
     peer server;
     nbd_transport below;
+    mbedtls_x509_crt authority; // for a configuration that has none of its own
     int running;
     // Calls of mbedtls_ssl_write.
     const unsigned char *blocked; // what must come again, or NULL
@@ -87,6 +89,7 @@ static void tls_over(void)
     nbd_tls_free(&live.tls);
     nbd_tls_credentials_free(&live.credentials);
     peer_end(&live.server);
+    mbedtls_x509_crt_free(&live.authority);
     live.running = 0;
 }
 
@@ -170,6 +173,7 @@ static ptrdiff_t cipher_recv(void *context, const nbd_iovec *iov, unsigned count
     size_t size;
 
     CHECK(count == 1 && iov->size > 0);
+    play_waits = cipher_waits; // what comes is the server's records from here on
     if (blocks_now(p, 0)) return NBD_IO_READ;
     pump(p);
     size = smaller(smaller(cipher_left(), iov->size), piece_now(p));
@@ -193,6 +197,10 @@ static ptrdiff_t cipher_recv(void *context, const nbd_iovec *iov, unsigned count
 static void adjust_client(mbedtls_ssl_config *config)
 {
     if (wish.client_version) peer_set_version(config, wish.client_version);
+    if (wish.any_suite) {
+        mbedtls_ssl_conf_ciphersuites(config, mbedtls_ssl_list_ciphersuites());
+        mbedtls_ssl_conf_ca_chain(config, &live.authority, NULL);
+    }
 #ifdef MBEDTLS_SSL_TLS1_3_SIGNAL_NEW_SESSION_TICKETS_ENABLED
     if (wish.signal_tickets) {
         mbedtls_ssl_conf_session_tickets(config, MBEDTLS_SSL_SESSION_TICKETS_ENABLED);
@@ -204,8 +212,6 @@ static void adjust_client(mbedtls_ssl_config *config)
 
 static int make_session(void)
 {
-    int error;
-
     tls_over();
     live.blocked = NULL;
     live.writes = live.repeats = live.grown = live.idle = 0;
@@ -216,18 +222,19 @@ static int make_session(void)
     live.below.flags = stage.mode.one_piece ? NBD_ONE_PIECE : 0;
     live.running = 1;
     peer_begin(&live.server, &wish.manner);
+    mbedtls_x509_crt_init(&live.authority);
+    peer_parse(&live.authority, &people.authority);
     CHECK_EQUAL(nbd_tls_credentials_init(&live.credentials, &wish.options), 0);
     adjust_client(&live.credentials.config);
-    error = nbd_tls_init(&live.tls, &live.below, &live.credentials.config, wish.verify_name,
-                         wish.server_name);
-    play_waits = cipher_waits;
-    return error;
+    return nbd_tls_init(&live.tls, &live.below, &live.credentials.config, wish.verify_name,
+                        wish.server_name);
 }
 
 static int start_tls(nbd_client *client)
 {
     int error = make_session();
 
+    play_waits = cipher_waits;
     if (judging) checker_tls(&judge);
     return error ? error : nbd_starttls(client, &live.tls.transport);
 }
@@ -858,6 +865,494 @@ static void play_misfit(const void *of)
     }
 }
 
+/// Names ///
+
+// Plays a session that must succeed, or be refused for the name, with these names.
+static void play_names(const char *verify_name, const char *server_name, const char *sni, int good)
+{
+    static trace whole;
+
+    wish.verify_name = verify_name;
+    wish.server_name = server_name;
+    misfit_detail = other_name;
+    play_whole(write_session(good ? whole_session : refused), &whole);
+    CHECK(strcmp(live.server.sni, sni) == 0);
+}
+
+static void three_names_may_differ(void)
+{
+    size_t v;
+
+    for (v = 0; v < VERSIONS; v++) {
+        play_variant = (unsigned)versions[v];
+        wish_x509(versions[v]);
+        play_names("server.example", NULL, "server.example", 1);
+        play_names("server.example", "front.example", "front.example", 1);
+        play_names("server.example", "", "", 1);
+        play_names("SERVER.example", NULL, "SERVER.example", 1);
+        play_names("other.example", "server.example", "server.example", 0);
+        play_names("other.example", "", "", 0);
+        play_names("server.example.", NULL, "server.example.", 0);
+        play_names("\n", "server.example", "server.example", 0);
+        CHECK_EQUAL(live.server.received, 0);
+    }
+}
+
+static void address_is_not_sent_as_a_name(void)
+{
+    // mbedTLS 2.28 looks for addresses in the common name only, if there is no other name.
+    int finds_addresses = MBEDTLS_VERSION_NUMBER >= 0x03000000;
+    size_t v;
+
+    for (v = 0; v < VERSIONS; v++) {
+        play_variant = (unsigned)versions[v];
+        wish_x509(versions[v]);
+        wish.manner.who = &people.address;
+        play_names("127.0.0.1", NULL, "", finds_addresses);
+        play_names("127.0.0.2", NULL, "", 0);
+        play_names("fe80::1", NULL, "", 0);
+        play_names("127.0.0.1", "localhost", "localhost", finds_addresses);
+    }
+}
+
+#ifdef MBEDTLS_SSL_PROTO_TLS1_3
+
+// The server wants a hello with another group: the name of the first must stay.
+static void hello_that_is_repeated_has_the_same_name(void)
+{
+    static const uint16_t groups[] = {MBEDTLS_SSL_IANA_TLS_GROUP_SECP521R1, 0};
+
+    wish_x509(13);
+    wish.manner.groups = groups;
+    play_names("server.example", "front.example", "front.example", 1);
+    play_names("other.example", "server.example", "server.example", 0);
+    CHECK_EQUAL(live.server.records[1].type, 20); // of the client: the middlebox's, so it was
+    CHECK_EQUAL(live.server.records[2].type, PEER_HANDSHAKE); // asked for a second hello
+}
+
+#endif
+
+static void without_verification_any_server_will_do(void)
+{
+    static trace whole;
+    size_t v;
+
+    for (v = 0; v < VERSIONS; v++) {
+        play_variant = (unsigned)versions[v];
+        wish_x509(versions[v]);
+        wish.manner.who = &people.alone;
+        wish.options.ca = NULL;
+        wish.options.no_verify = 1;
+        wish.verify_name = NULL;
+        play_whole(write_session(whole_session), &whole);
+    }
+}
+
+static void client_certificate_is_accepted(void)
+{
+    size_t v;
+
+    for (v = 0; v < VERSIONS; v++) {
+        play_variant = (unsigned)versions[v];
+        wish_x509(versions[v]);
+        wish_certificate(&people.client);
+        play_modes_over_tls(write_session(whole_session), 2);
+    }
+}
+
+// nbd_tls_init alone, with its result.
+static int names_give(const char *verify_name, const char *server_name)
+{
+    int error;
+
+    stage.mode = whole_mode;
+    wish.verify_name = verify_name;
+    wish.server_name = server_name;
+    error = make_session();
+    CHECK((error == 0) == (live.tls.transport.detail == NULL));
+    return error;
+}
+
+// What a program gets that does not look at the result of nbd_tls_init.
+static void check_hooks_fail(void)
+{
+    unsigned char byte = 1;
+    nbd_iovec one = {&byte, 1};
+    const nbd_transport *t = &live.tls.transport;
+
+    CHECK_EQUAL(t->send(t->context, &one, 1, 0), NBD_IO_ERROR);
+    CHECK_EQUAL(t->recv(t->context, &one, 1), NBD_IO_ERROR);
+    CHECK_EQUAL(t->finish(t->context), 0);
+    CHECK_EQUAL(live.server.in_size, 0);
+}
+
+static void verification_without_a_name_is_refused(void)
+{
+    static char longest[257];
+
+    memset(longest, 'a', 255);
+    wish_x509(12);
+    CHECK_EQUAL(names_give("server.example", NULL), 0);
+    CHECK_EQUAL(names_give(longest, NULL), 0);
+    CHECK_EQUAL(names_give(NULL, NULL), NBD_ERR_ARG);
+    check_hooks_fail();
+    CHECK_EQUAL(names_give(NULL, "server.example"), NBD_ERR_ARG);
+    check_hooks_fail();
+    CHECK_EQUAL(names_give("", NULL), NBD_ERR_ARG);
+    check_hooks_fail();
+    longest[255] = 'a';
+    CHECK_EQUAL(names_give(longest, NULL), NBD_ERR_ARG);
+    CHECK_EQUAL(names_give("server.example", longest), NBD_ERR_ARG);
+    wish.options.no_verify = 1;
+    CHECK_EQUAL(names_give(NULL, NULL), 0);
+    CHECK_EQUAL(names_give("", NULL), NBD_ERR_ARG);
+    wish_psk(12);
+    CHECK_EQUAL(names_give(NULL, NULL), 0);
+}
+
+// A configuration of the program's own that takes keys and certificates alike.
+static void certificate_without_a_name_is_refused_in_any_case(void)
+{
+    static trace whole;
+
+    wish_psk(12);
+    wish.manner.suites = NULL;
+    wish.manner.key = NULL;
+    wish.manner.who = &people.server;
+    wish.any_suite = 1;
+    misfit_detail = other_name;
+    play_whole(write_session(refused), &whole);
+    CHECK_EQUAL(live.server.received, 0);
+}
+
+/// Records of the client ///
+
+static unsigned first_record;
+
+static int note_records(nbd_client *client)
+{
+    (void)client;
+    first_record = live.server.record_count;
+    live.staged = live.in_place = 0;
+    live.repeats = live.grown = 0;
+    return 0;
+}
+
+// How many records of data came since, without what encrypting adds to the first.
+static unsigned records_since(size_t *first_size, size_t *all)
+{
+    // TLS 1.2 adds a nonce and a tag, 1.3 a type and a tag.
+    size_t added = peer_is_13(&live.server) ? 17 : 24;
+    unsigned i, count = 0;
+
+    *all = 0;
+    for (i = first_record; i < live.server.record_count; i++) {
+        if (live.server.records[i].type != PEER_DATA) continue;
+        if (count++ == 0) *first_size = live.server.records[i].size - added;
+        *all += live.server.records[i].size - added;
+    }
+    return count;
+}
+
+static size_t wanted_first, wanted_all, wanted_in_place;
+static unsigned wanted_records;
+
+static int records_are_as_wanted(nbd_client *client)
+{
+    size_t first = 0, all;
+
+    (void)client;
+    CHECK_EQUAL(records_since(&first, &all), wanted_records);
+    CHECK_EQUAL(first, wanted_first);
+    CHECK_EQUAL(all, wanted_all);
+    CHECK_EQUAL(live.in_place, wanted_in_place);
+    return 0;
+}
+
+static void write_one(script *s)
+{
+    int r;
+
+    open_tls(s);
+    client_calls(s, note_records);
+    r = client_issues(s, NBD_WRITE, 0, 0, (size_t)(wanted_all - 28));
+    want_request(s, r);
+    client_calls(s, records_are_as_wanted);
+    send_none(s, r);
+    see_done(s, r, 0);
+    close_session(s);
+}
+
+static void flush_many(script *s)
+{
+    int r[32];
+    size_t i;
+
+    s->config.slot_count = 32;
+    open_tls(s);
+    client_calls(s, note_records);
+    for (i = 0; i < 32; i++)
+        r[i] = client_issues(s, NBD_FLUSH, 0, 0, 0);
+    for (i = 0; i < 32; i++)
+        want_request(s, r[i]);
+    client_calls(s, records_are_as_wanted);
+    for (i = 0; i < 32; i++)
+        send_none(s, r[i]);
+    for (i = 0; i < 32; i++)
+        see_done(s, r[i], 0);
+    close_session(s);
+}
+
+static void play_records(void (*write)(script *s), size_t all, size_t in_place)
+{
+    size_t v;
+
+    for (v = 0; v < VERSIONS; v++) {
+        static trace whole;
+        int last = in_place > 0 && versions[v] == 13; // a record of TLS 1.3 takes a byte less
+
+        play_variant = (unsigned)versions[v];
+        wish_psk(versions[v]);
+        wanted_all = all;
+        wanted_in_place = in_place;
+        wanted_first = all < NBD_TLS_STAGE ? all : NBD_TLS_STAGE;
+        wanted_records = 1 + (unsigned)((in_place + 16383 - (size_t)last) / (16384 - (size_t)last));
+        play_whole(write_session(write), &whole);
+    }
+}
+
+static void header_and_payload_share_a_record(void)
+{
+    play_records(write_one, 28 + 1, 0);
+    play_records(write_one, 28 + 512, 0);
+    play_records(write_one, NBD_TLS_STAGE, 0);
+}
+
+static void rest_of_a_payload_leaves_from_where_it_lies(void)
+{
+    play_records(write_one, 28 + NBD_TLS_STAGE, 28);
+    play_records(write_one, 28 + 40000, 28 + 40000 - NBD_TLS_STAGE);
+    play_records(write_one, NBD_TLS_STAGE + 3 * 16384, 3 * 16384);
+}
+
+static void small_requests_share_a_record(void)
+{
+    size_t v;
+
+    for (v = 0; v < VERSIONS; v++) {
+        static trace whole;
+
+        wish_psk(versions[v]);
+        wanted_first = wanted_all = wanted_in_place = 32 * 28;
+        wanted_records = 1;
+        play_whole(write_session(flush_many), &whole);
+    }
+}
+
+static int poll_once(nbd_client *client)
+{
+    return nbd_poll(client, NBD_WANT_WRITE);
+}
+
+static int has_grown(nbd_client *client)
+{
+    (void)client;
+    CHECK(live.repeats > 0);
+    CHECK(live.grown > 0);
+    return 0;
+}
+
+// The transport blocks in the middle of a record; by the time it goes on there is more.
+static void grow_while_blocked(script *s)
+{
+    int a, b, c;
+
+    open_tls(s);
+    client_calls(s, note_records);
+    transport_takes(s, 10);
+    a = client_issues(s, NBD_WRITE, 0, 0, 300);
+    script_step(s, STEP_FED);
+    client_calls(s, poll_once);
+    b = client_issues(s, NBD_WRITE, 0, 4096, 6000);
+    client_calls(s, poll_once);
+    c = client_issues(s, NBD_READ, 0, 0, 512);
+    client_calls(s, poll_once);
+    transport_takes_all(s);
+    want_request(s, a);
+    want_request(s, b);
+    want_request(s, c);
+    send_none(s, b);
+    send_data(s, c, DONE, 0, 512);
+    send_none(s, a);
+    see_done(s, b, 0);
+    see_done(s, c, 0);
+    see_done(s, a, 0);
+    client_calls(s, has_grown);
+    close_session(s);
+}
+
+static void play_growth(void)
+{
+    static trace whole;
+
+    play_whole(write_session(grow_while_blocked), &whole);
+}
+
+static void blocked_write_is_repeated_as_it_was(void)
+{
+    each_version(wish_psk, play_growth);
+    each_version(wish_x509, play_growth);
+}
+
+/// Without the driver of play.h ///
+
+// A client of its own on the stage, with what `s` wants of it.
+static void stage_client(const script *s, uint32_t flags)
+{
+    static nbd_slot slots[4];
+    static unsigned char buffer[NBD_BUFFER_NAMES];
+    nbd_config config = NBD_ZERO;
+
+    play_reset(&stage, s, &whole_mode);
+    config.flags = flags;
+    config.slots = slots;
+    config.slot_count = 4;
+    config.buffer = buffer;
+    config.buffer_size = sizeof buffer;
+    config.export_name = s->config.export_name;
+    CHECK_EQUAL(nbd_init(&stage.client, &config), 0);
+}
+
+static void session_in_tls(script *s)
+{
+    s->config.export_name = "secret name";
+    open_session(s, NBD_PROTOCOL_STRUCTURED);
+    transfer(s);
+    close_session(s);
+}
+
+// It is the client that speaks first then, so the program begins with a poll that reads.
+static void tls_may_begin_with_the_first_byte(void)
+{
+    size_t v;
+
+    for (v = 0; v < VERSIONS; v++) {
+        wish_x509(versions[v]);
+        stage_client(write_session(session_in_tls), 0);
+        CHECK_EQUAL(make_session(), 0);
+        CHECK_EQUAL(nbd_connect(&stage.client, &live.tls.transport), 0);
+        CHECK_EQUAL(nbd_poll(&stage.client, NBD_WANT_READ), 0);
+        drive_poll(&stage);
+        check_uncut_end(&stage);
+        CHECK_EQUAL(live.server.notified, 1);
+    }
+}
+
+/// Blocking calls ///
+
+static int wait_here(void *context, unsigned wants, int *timeout_ms)
+{
+    play *p = &stage;
+    unsigned ready;
+
+    (void)context;
+    (void)timeout_ms;
+    p->in_hook = 1;
+    play_steps(p);
+    p->in_hook = 0;
+    ready = wants & (NBD_WANT_WRITE | (can_receive(p) ? NBD_WANT_READ : 0));
+    if (!ready) check_fail(__FILE__, __LINE__, "waits for ever");
+    return (int)ready;
+}
+
+static int wait_fails(void *context, unsigned wants, int *timeout_ms)
+{
+    (void)context;
+    (void)wants;
+    (void)timeout_ms;
+    return NBD_IO_ERROR;
+}
+
+// What a server does until TLS starts, and behind that.
+static void serve_until_tls(script *s)
+{
+    s->config.export_name = "secret name";
+    greet_fixed(s);
+    want_option(s, 5, "", 0);
+    send_ack(s, 5);
+}
+
+static void serve(script *s)
+{
+    serve_until_tls(s);
+    agree_on(s, NBD_PROTOCOL_STRUCTURED);
+    want_go(s, "secret name");
+    send_info_export(s, 7, EXPORT_SIZE, EXPORT_FLAGS);
+    send_ack(s, 7);
+    want_disconnect(s);
+    send_end(s);
+}
+
+// Shakes hands with blocking calls.
+static int sync_connect(nbd_sync *sync, const script *s, uint32_t flags,
+                        int (*wait)(void *context, unsigned wants, int *timeout_ms))
+{
+    nbd_sync fresh = NBD_ZERO;
+
+    *sync = fresh;
+    stage_client(s, flags);
+    stage.transports[0].wait = wait_here;
+    CHECK_EQUAL(make_session(), 0);
+    live.below.wait = wait;
+    sync->client = &stage.client;
+    sync->tls = &live.tls.transport;
+    return nbd_sync_connect(sync, &stage.transports[0]);
+}
+
+static void blocking_calls_start_tls(void)
+{
+    size_t v;
+
+    for (v = 0; v < VERSIONS; v++) {
+        nbd_sync sync;
+
+        wish_x509(versions[v]);
+        CHECK_EQUAL(sync_connect(&sync, write_session(serve), NBD_TLS_REQUIRE, wait_here), 0);
+        CHECK_EQUAL(nbd_negotiated(&stage.client)->tls, 1);
+        CHECK_EQUAL(nbd_negotiated(&stage.client)->size, EXPORT_SIZE);
+        CHECK_EQUAL(nbd_sync_close(&sync), 0);
+        CHECK_EQUAL(live.server.notified, 1);
+        wish.verify_name = "other.example";
+        CHECK_EQUAL(sync_connect(&sync, write_session(serve_until_tls), NBD_TLS_ALLOW, wait_here),
+                    NBD_ERR_TRANSPORT);
+        CHECK(strcmp(nbd_detail(&stage.client), other_name) == 0);
+        CHECK_EQUAL(nbd_sync_close(&sync), 0);
+    }
+}
+
+static void blocking_calls_need_a_wait_hook_below(void)
+{
+    nbd_sync sync;
+
+    wish_x509(12);
+    CHECK_EQUAL(sync_connect(&sync, write_session(serve), NBD_TLS_REQUIRE, NULL),
+                NBD_ERR_TRANSPORT);
+    CHECK_EQUAL(sync_connect(&sync, write_session(serve), NBD_TLS_REQUIRE, wait_fails),
+                NBD_ERR_TRANSPORT);
+}
+
+static void blocking_calls_without_tls_refuse_to_start_it(void)
+{
+    nbd_sync sync = NBD_ZERO;
+
+    wish_x509(12);
+    stage_client(write_session(serve_until_tls), NBD_TLS_REQUIRE);
+    stage.transports[0].wait = wait_here;
+    sync.client = &stage.client;
+    CHECK_EQUAL(nbd_sync_connect(&sync, &stage.transports[0]), NBD_ERR_STATE);
+    CHECK_EQUAL(nbd_sync_close(&sync), 0);
+}
+
 int main(int argc, char **argv)
 {
     size_t i;
@@ -881,6 +1376,23 @@ int main(int argc, char **argv)
     CHECK_CASE(records_without_data_cannot_hold_a_poll);
     for (i = 0; i < MISFITS; i++)
         check_case_on(misfits[i].name, play_misfit, &misfits[i]);
+    CHECK_CASE(three_names_may_differ);
+    CHECK_CASE(address_is_not_sent_as_a_name);
+#ifdef MBEDTLS_SSL_PROTO_TLS1_3
+    CHECK_CASE(hello_that_is_repeated_has_the_same_name);
+#endif
+    CHECK_CASE(without_verification_any_server_will_do);
+    CHECK_CASE(client_certificate_is_accepted);
+    CHECK_CASE(verification_without_a_name_is_refused);
+    CHECK_CASE(certificate_without_a_name_is_refused_in_any_case);
+    CHECK_CASE(header_and_payload_share_a_record);
+    CHECK_CASE(rest_of_a_payload_leaves_from_where_it_lies);
+    CHECK_CASE(small_requests_share_a_record);
+    CHECK_CASE(blocked_write_is_repeated_as_it_was);
+    CHECK_CASE(tls_may_begin_with_the_first_byte);
+    CHECK_CASE(blocking_calls_start_tls);
+    CHECK_CASE(blocking_calls_need_a_wait_hook_below);
+    CHECK_CASE(blocking_calls_without_tls_refuse_to_start_it);
     tls_over();
     peer_free_people();
     return check_end();

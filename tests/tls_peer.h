@@ -188,6 +188,7 @@ typedef struct manner {
     const char *key;        // PSK
     int version;            // 12, 13; 0: any
     const int *suites;      // NULL: any
+    const uint16_t *groups; // NULL: any; mbedTLS 3 only
     size_t record;          // most bytes in a record; 0: all
     unsigned empty;         // so many empty records before each record of data
     unsigned tickets;       // so many (TLS 1.3), or requests to shake hands (TLS 1.2)
@@ -276,24 +277,25 @@ static inline void peer_set_version(mbedtls_ssl_config *config, int version)
 #endif
 }
 
+static inline void peer_parse(mbedtls_x509_crt *to, const identity *who)
+{
+    peer_check(mbedtls_x509_crt_parse(to, (const unsigned char *)who->certificate,
+                                      strlen(who->certificate) + 1),
+               "certificate");
+}
+
 static inline void peer_identify(peer *p, const manner *how)
 {
     mbedtls_x509_crt_init(&p->certificate);
     mbedtls_x509_crt_init(&p->authority);
     if (how->who) {
-        peer_check(mbedtls_x509_crt_parse(&p->certificate,
-                                          (const unsigned char *)how->who->certificate,
-                                          strlen(how->who->certificate) + 1),
-                   "certificate");
+        peer_parse(&p->certificate, how->who);
         peer_check(mbedtls_ssl_conf_own_cert(&p->config, &p->certificate,
                                              (mbedtls_pk_context *)(uintptr_t)&how->who->pk),
                    "own certificate");
     }
     if (how->trusts) {
-        peer_check(mbedtls_x509_crt_parse(&p->authority,
-                                          (const unsigned char *)how->trusts->certificate,
-                                          strlen(how->trusts->certificate) + 1),
-                   "authority");
+        peer_parse(&p->authority, how->trusts);
         mbedtls_ssl_conf_ca_chain(&p->config, &p->authority, NULL);
     }
     mbedtls_ssl_conf_authmode(&p->config,
@@ -321,6 +323,7 @@ static inline void peer_begin(peer *p, const manner *how)
     if (how->suites) mbedtls_ssl_conf_ciphersuites(&p->config, how->suites);
     peer_set_version(&p->config, how->version);
 #if MBEDTLS_VERSION_NUMBER >= 0x03000000
+    if (how->groups) mbedtls_ssl_conf_groups(&p->config, how->groups);
     mbedtls_ssl_conf_session_tickets_cb(&p->config, peer_write_ticket, NULL, NULL);
     mbedtls_ssl_conf_new_session_tickets(&p->config, 1);
 #endif
