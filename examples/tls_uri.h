@@ -5,6 +5,11 @@
 #define TLS_URI_H
 
 #ifdef NBD_MBEDTLS
+#define TLS_USAGE \
+    "An nbds URI is for TLS: ?tls-certificates=DIRECTORY has ca-cert.pem, client-cert.pem and\n" \
+    "client-key.pem; without it /etc/pki/libnbd (root) or ~/.pki/libnbd and " \
+    "~/.config/pki/libnbd\n" \
+    "are looked at, then the authorities of the system count.  ?tls-psk-file=FILE is for USER@.\n"
 #include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -120,6 +125,8 @@ static inline int tls_is_single(const tls_trust *trust)
 }
 
 #else
+
+#define TLS_USAGE "This program was built without TLS, so there is no nbds.\n"
 
 typedef struct tls_trust {
     const char *why;
