@@ -52,10 +52,11 @@ static struct {
     size_t blocked_size;
     unsigned idle; // receives in turn that found nothing
     unsigned writes;
-    unsigned repeats; // after a block
-    unsigned grown;   // of these those at which the engine offered more by then
-    size_t staged;    // bytes that were written from nbd_tls.stage
-    size_t in_place;  // bytes that were written from where the caller keeps them
+    unsigned repeats;   // after a block
+    unsigned grown;     // of these those at which the engine offered more by then
+    size_t first_write; // bytes
+    size_t staged;      // bytes that were written from nbd_tls.stage
+    size_t in_place;    // bytes that were written from where the caller keeps them
 } live;
 
 static int spy_ssl_write(mbedtls_ssl_context *ssl, const unsigned char *data, size_t size)
@@ -75,6 +76,7 @@ static int spy_ssl_write(mbedtls_ssl_context *ssl, const unsigned char *data, si
     if (result > 0) {
         int in_stage = data >= live.tls.stage && data < live.tls.stage + sizeof live.tls.stage;
 
+        if (!live.first_write) live.first_write = (size_t)result;
         *(in_stage ? &live.staged : &live.in_place) += (size_t)result;
     }
     live.blocked = result == MBEDTLS_ERR_SSL_WANT_WRITE ? data : NULL;
@@ -215,7 +217,7 @@ static int make_session(void)
     tls_over();
     live.blocked = NULL;
     live.writes = live.repeats = live.grown = live.idle = 0;
-    live.staged = live.in_place = 0;
+    live.staged = live.in_place = live.first_write = 0;
     live.below.context = &stage;
     live.below.send = cipher_send;
     live.below.recv = cipher_recv;
@@ -1033,24 +1035,17 @@ static int note_records(nbd_client *client)
 {
     (void)client;
     first_record = live.server.record_count;
-    live.staged = live.in_place = 0;
+    live.staged = live.in_place = live.first_write = 0;
     live.repeats = live.grown = 0;
     return 0;
 }
 
-// How many records of data came since, without what encrypting adds to the first.
-static unsigned records_since(size_t *first_size, size_t *all)
+static unsigned records_since(void)
 {
-    // TLS 1.2 adds a nonce and a tag, 1.3 a type and a tag.
-    size_t added = peer_is_13(&live.server) ? 17 : 24;
     unsigned i, count = 0;
 
-    *all = 0;
-    for (i = first_record; i < live.server.record_count; i++) {
-        if (live.server.records[i].type != PEER_DATA) continue;
-        if (count++ == 0) *first_size = live.server.records[i].size - added;
-        *all += live.server.records[i].size - added;
-    }
+    for (i = first_record; i < live.server.record_count; i++)
+        count += live.server.records[i].type == PEER_DATA;
     return count;
 }
 
@@ -1059,12 +1054,10 @@ static unsigned wanted_records;
 
 static int records_are_as_wanted(nbd_client *client)
 {
-    size_t first = 0, all;
-
     (void)client;
-    CHECK_EQUAL(records_since(&first, &all), wanted_records);
-    CHECK_EQUAL(first, wanted_first);
-    CHECK_EQUAL(all, wanted_all);
+    CHECK_EQUAL(records_since(), wanted_records);
+    CHECK_EQUAL(live.first_write, wanted_first);
+    CHECK_EQUAL(live.staged + live.in_place, wanted_all);
     CHECK_EQUAL(live.in_place, wanted_in_place);
     return 0;
 }
@@ -1301,6 +1294,7 @@ static int sync_connect(nbd_sync *sync, const script *s, uint32_t flags,
 
     *sync = fresh;
     stage_client(s, flags);
+    stage.mode.blocking = 1;
     stage.transports[0].wait = wait_here;
     CHECK_EQUAL(make_session(), 0);
     live.below.wait = wait;
@@ -1321,7 +1315,6 @@ static void blocking_calls_start_tls(void)
         CHECK_EQUAL(nbd_negotiated(&stage.client)->tls, 1);
         CHECK_EQUAL(nbd_negotiated(&stage.client)->size, EXPORT_SIZE);
         CHECK_EQUAL(nbd_sync_close(&sync), 0);
-        CHECK_EQUAL(live.server.notified, 1);
         wish.verify_name = "other.example";
         CHECK_EQUAL(sync_connect(&sync, write_session(serve_until_tls), NBD_TLS_ALLOW, wait_here),
                     NBD_ERR_TRANSPORT);
@@ -1353,12 +1346,379 @@ static void blocking_calls_without_tls_refuse_to_start_it(void)
     CHECK_EQUAL(nbd_sync_close(&sync), 0);
 }
 
+/// Credentials ///
+
+enum { PATH_SIZE = 256 };
+
+static char directory[PATH_SIZE];
+
+static const char *path_of(const char *name)
+{
+    static char paths[8][2 * PATH_SIZE];
+    static unsigned next;
+    char *path = paths[next++ % 8];
+
+    snprintf(path, sizeof paths[0], "%s/%s", directory, name);
+    return path;
+}
+
+static const char *write_file(const char *name, const char *text)
+{
+    const char *path = path_of(name);
+    FILE *file = fopen(path, "w");
+
+    CHECK(file != NULL);
+    CHECK(fputs(text, file) >= 0 && fclose(file) == 0);
+    return path;
+}
+
+// Makes credentials of wish.options: the result must be this, with this text.
+static void check_credentials(int error, const char *detail)
+{
+    static nbd_tls_credentials c;
+
+    CHECK_EQUAL(nbd_tls_credentials_init(&c, &wish.options), error);
+    if (strcmp(c.detail, detail) != 0) {
+        check_fail(__FILE__, __LINE__, "detail is \"%s\", not \"%s\"", c.detail, detail);
+    }
+    CHECK_EQUAL(c.tls_error != 0, error == NBD_ERR_TLS_SETUP);
+    nbd_tls_credentials_free(&c);
+    nbd_tls_credentials_free(&c);
+}
+
+static void free_is_harmless_on_zeroed_structs(void)
+{
+    static nbd_tls_credentials c;
+    static nbd_tls t;
+
+    nbd_tls_credentials_free(&c);
+    nbd_tls_free(&t);
+    nbd_tls_free(&t);
+    CHECK_EQUAL(t.transport.send == NULL, 1);
+}
+
+static void credentials_that_contradict_themselves_are_refused(void)
+{
+    static const char twice[] = "TLS: the same thing is given as memory and as file";
+    static const char half[] = "TLS: certificate without key, or the reverse";
+
+    wish_nothing();
+    check_credentials(NBD_ERR_ARG, "TLS: no authority to trust: give one, or do not verify");
+    wish.options.no_verify = 1;
+    check_credentials(0, "");
+    wish_x509(12);
+    check_credentials(0, "");
+    wish.options.ca_file = "x";
+    check_credentials(NBD_ERR_ARG, twice);
+    wish_x509(12);
+    wish.options.certificate_file = "x";
+    check_credentials(NBD_ERR_ARG, half);
+    wish.options.key = people.client.key;
+    wish.options.key_file = "x";
+    check_credentials(NBD_ERR_ARG, twice);
+    wish_x509(12);
+    wish.options.key_file = "x";
+    check_credentials(NBD_ERR_ARG, half);
+    wish.options.certificate = wish.options.certificate_file = "x";
+    check_credentials(NBD_ERR_ARG, twice);
+    wish_psk(12);
+    check_credentials(0, "");
+    wish.options.psk_file = "x";
+    check_credentials(NBD_ERR_ARG, twice);
+    wish_psk(12);
+    wish.options.ca = "x";
+    check_credentials(NBD_ERR_ARG, "TLS: a shared key and certificates");
+    wish_psk(12);
+    wish.options.key = wish.options.certificate = "x";
+    check_credentials(NBD_ERR_ARG, "TLS: a shared key and certificates");
+    wish_psk(12);
+    wish.options.user = "";
+    check_credentials(NBD_ERR_ARG, "TLS: a shared key without a user");
+    wish.options.user = NULL;
+    check_credentials(NBD_ERR_ARG, "TLS: a shared key without a user");
+    wish_psk(12);
+    wish.options.psk_size = 0;
+    check_credentials(NBD_ERR_ARG, "TLS: the shared key is empty");
+    wish.options.psk_size = MBEDTLS_PSK_MAX_LEN + 1;
+    check_credentials(NBD_ERR_TLS_SETUP, "TLS: the shared key cannot be used");
+}
+
+static void files_serve_as_well_as_memory(void)
+{
+    static trace whole;
+    size_t v;
+
+    for (v = 0; v < VERSIONS; v++) {
+        play_variant = (unsigned)versions[v];
+        wish_x509(versions[v]);
+        wish.manner.trusts = &people.authority;
+        wish.options.ca = NULL;
+        wish.options.ca_file = write_file("ca", people.authority.certificate);
+        wish.options.certificate_file = write_file("certificate", people.client.certificate);
+        wish.options.key_file = write_file("key", people.client.key);
+        play_whole(write_session(whole_session), &whole);
+        wish_psk(versions[v]);
+        wish.options.psk = NULL;
+        wish.options.psk_file = write_file("keys", "alic:00\nbob:0123\nalice2:55\n"
+                                                   "alice:30313233343536373839616263646566\n"
+                                                   "alice:0000\n");
+        play_whole(write_session(whole_session), &whole);
+    }
+}
+
+static void files_that_cannot_be_used_are_named(void)
+{
+    wish_x509(12);
+    wish.options.ca = NULL;
+    wish.options.ca_file = path_of("nothing");
+    check_credentials(NBD_ERR_TLS_SETUP, "TLS: file of the authority cannot be read");
+    wish.options.ca_file = write_file("garbage", "no certificate");
+    check_credentials(NBD_ERR_TLS_SETUP, "TLS: the authority's certificate cannot be used");
+    wish_x509(12);
+    wish.options.certificate_file = path_of("nothing");
+    wish.options.key_file = path_of("nothing");
+    check_credentials(NBD_ERR_TLS_SETUP, "TLS: file of the certificate cannot be read");
+    wish.options.certificate_optional = 1;
+    check_credentials(0, "");
+    wish.options.certificate_file = write_file("garbage", "no certificate");
+    check_credentials(NBD_ERR_TLS_SETUP, "TLS: the certificate cannot be used");
+    wish.options.certificate_file = write_file("certificate", people.client.certificate);
+    check_credentials(NBD_ERR_TLS_SETUP, "TLS: file of the key cannot be read");
+    wish.options.key_file = write_file("garbage", "no key");
+    check_credentials(NBD_ERR_TLS_SETUP, "TLS: the key cannot be used");
+    wish.options.key_file = write_file("key", people.server.key);
+    check_credentials(NBD_ERR_TLS_SETUP, "TLS: the key is not that of the certificate");
+    wish_psk(12);
+    wish.options.psk = NULL;
+    wish.options.psk_file = path_of("nothing");
+    check_credentials(NBD_ERR_TLS_SETUP, "TLS: file of the shared keys cannot be read");
+}
+
+// One certificate of a chain or of a bundle is no certificate.
+static void bundle_may_hold_what_mbedtls_cannot_read(void)
+{
+    static char both[2 * PEER_PEM];
+
+    snprintf(both, sizeof both, "%s-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+             people.authority.certificate);
+    wish_x509(12);
+    wish.options.ca = both;
+    wish.options.ca_size = text_size(both);
+    check_credentials(0, "");
+    wish_x509(12);
+    wish_certificate(&people.client);
+    snprintf(both, sizeof both, "%s-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+             people.client.certificate);
+    wish.options.certificate = both;
+    wish.options.certificate_size = text_size(both);
+    check_credentials(NBD_ERR_TLS_SETUP, "TLS: the certificate cannot be used");
+}
+
+static void file_of_shared_keys_is_read_by_the_rules(void)
+{
+    static const char none[] = "TLS: no such user in the file of the shared keys";
+    static const struct {
+        const char *text;
+        int found;
+    } files[] = {
+        {"", 0},
+        {"alice", 0},
+        {"alice:", 0},
+        {"alice:0", 0},
+        {"alice:00", 1},
+        {"alice:0g", 0},
+        {"alice:001", 0},
+        {"alice:00\r\n", 1},
+        {"alice:00 \n", 0},
+        {"alice:aF09\n", 1},
+        {"bob:00\nalice:00\n", 1},
+        {"alic:00\nalice2:00\n", 0},
+        {" alice:00\n", 0},
+        {"#alice:00\nAlice:00\n", 0},
+    };
+    char longest[2 * MBEDTLS_PSK_MAX_LEN + 16] = "alice:";
+    size_t i;
+
+    wish_psk(12);
+    wish.options.psk = NULL;
+    for (i = 0; i < sizeof files / sizeof files[0]; i++) {
+        play_variant = (unsigned)i;
+        wish.options.psk_file = write_file("keys", files[i].text);
+        check_credentials(files[i].found ? 0 : NBD_ERR_TLS_SETUP, files[i].found ? "" : none);
+    }
+    memset(longest + 6, '1', 2 * MBEDTLS_PSK_MAX_LEN);
+    wish.options.psk_file = write_file("keys", longest);
+    check_credentials(0, "");
+    memset(longest + 6, '1', 2 * MBEDTLS_PSK_MAX_LEN + 2);
+    wish.options.psk_file = write_file("keys", longest);
+    check_credentials(NBD_ERR_TLS_SETUP, none);
+}
+
+static void encrypted_key_needs_its_password(void)
+{
+    static trace whole;
+    static char key[PEER_PEM];
+
+    peer_encrypt_key(&people.client, "secret", key, sizeof key);
+    wish_x509(12);
+    wish_certificate(&people.client);
+    wish.options.key = key;
+    wish.options.key_size = text_size(key);
+    check_credentials(NBD_ERR_TLS_SETUP, "TLS: the key is encrypted: give its password");
+    wish.options.key_password = "wrong";
+    check_credentials(NBD_ERR_TLS_SETUP, "TLS: wrong password of the key");
+    wish.options.key_password = "secret";
+    play_whole(write_session(whole_session), &whole);
+    wish.options.key = NULL;
+    wish.options.key_file = write_file("key", key);
+    play_whole(write_session(whole_session), &whole);
+    wish.options.key_password = NULL;
+    check_credentials(NBD_ERR_TLS_SETUP, "TLS: the key is encrypted: give its password");
+}
+
+static unsigned randoms;
+
+static int random_of_ours(void *context, unsigned char *to, size_t size)
+{
+    randoms++;
+    return mbedtls_ctr_drbg_random(context, to, size);
+}
+
+static int random_that_fails(void *context, unsigned char *to, size_t size)
+{
+    (void)context;
+    (void)to;
+    (void)size;
+    return MBEDTLS_ERR_CTR_DRBG_ENTROPY_SOURCE_FAILED;
+}
+
+static void random_numbers_may_be_the_programs_own(void)
+{
+    static trace whole;
+    size_t v;
+
+    for (v = 0; v < VERSIONS; v++) {
+        play_variant = (unsigned)versions[v];
+        wish_x509(versions[v]);
+        wish.options.rng = random_of_ours;
+        wish.options.rng_context = &peer_drbg;
+        randoms = 0;
+        play_whole(write_session(whole_session), &whole);
+        CHECK(randoms > 0);
+    }
+    wish_x509(12);
+    wish.options.rng = random_that_fails;
+    misfit_detail = "TLS: the handshake failed";
+    play_whole(write_session(refused), &whole);
+    CHECK_EQUAL(live.tls.tls_error, MBEDTLS_ERR_CTR_DRBG_ENTROPY_SOURCE_FAILED);
+}
+
+/// URIs ///
+
+static nbd_uri uri;
+static char uri_text[1024], uri_paths[1024];
+
+// The error of nbd_tls_uri, with wish.options filled in.
+static int uri_gives(const char *text, size_t room)
+{
+    CHECK_EQUAL(nbd_uri_parse(&uri, text, uri_text, sizeof uri_text), 0);
+    memset(&wish.options, 7, sizeof wish.options);
+    return nbd_tls_uri(&wish.options, &uri, uri_paths, room);
+}
+
+static int same_text(const char *a, const char *b)
+{
+    return a && b ? strcmp(a, b) == 0 : a == b;
+}
+
+static void uri_names_files_and_user(void)
+{
+    const nbd_tls_options *o = &wish.options;
+
+    CHECK_EQUAL(uri_gives("nbds://host/x", 0), 0);
+    CHECK(!o->ca_file && !o->certificate_file && !o->key_file && !o->psk_file && !o->no_verify);
+    CHECK(same_text(nbd_tls_uri_name(&uri), "host"));
+    CHECK_EQUAL(uri_gives("nbds://host/x?tls-verify-peer=0", 0), 0);
+    CHECK(o->no_verify && !o->ca_file && !nbd_tls_uri_name(&uri));
+    CHECK_EQUAL(uri_gives("nbds://host/?tls-certificates=/d&tls-hostname=other", 54), 0);
+    CHECK(same_text(o->ca_file, "/d/ca-cert.pem"));
+    CHECK(same_text(o->certificate_file, "/d/client-cert.pem"));
+    CHECK(same_text(o->key_file, "/d/client-key.pem"));
+    CHECK(o->certificate_optional && !o->no_verify);
+    CHECK(same_text(nbd_tls_uri_name(&uri), "other"));
+    CHECK_EQUAL(uri_gives("nbds://host/?tls-certificates=/d&tls-verify-peer=false", 54), 0);
+    CHECK(!o->ca_file && same_text(o->certificate_file, "/d/client-cert.pem"));
+    CHECK_EQUAL(uri_gives("nbds+unix:///?socket=/s&tls-certificates=/d", 54), 0);
+    CHECK(nbd_tls_uri_name(&uri) == NULL);
+    CHECK_EQUAL(uri_gives("nbds+unix:///?socket=/s&tls-hostname=h", 54), 0);
+    CHECK(same_text(nbd_tls_uri_name(&uri), "h"));
+    CHECK_EQUAL(uri_gives("nbds://alice@host/?tls-psk-file=/f", 0), 0);
+    CHECK(same_text(o->psk_file, "/f") && same_text(o->user, "alice") && !o->no_verify);
+    CHECK(nbd_tls_uri_name(&uri) == NULL);
+    CHECK_EQUAL(uri_gives("nbds://alice@host/?tls-psk-file=/f&tls-type=x509", 0), 0);
+    CHECK(!o->psk_file && !o->user && same_text(nbd_tls_uri_name(&uri), "host"));
+    CHECK_EQUAL(uri_gives("nbds://host/?tls-psk-file=/f&tls-certificates=/d", 54), 0);
+    CHECK(!o->psk_file && o->ca_file);
+    CHECK_EQUAL(uri_gives("nbds://h/?tls-psk-file=/f&tls-certificates=/d&tls-type=psk", 0), 0);
+    CHECK(same_text(o->psk_file, "/f") && !o->user && !o->ca_file);
+}
+
+static void uri_that_protects_nobody_is_refused(void)
+{
+    CHECK_EQUAL(uri_gives("nbds://host/?tls-type=anon", 100), NBD_ERR_UNSUPPORTED);
+    CHECK(same_text(uri.detail, "tls-type=anon is not supported"));
+    CHECK_EQUAL(uri_gives("nbds://host/?tls-type=psk", 100), NBD_ERR_URI);
+    CHECK(same_text(uri.detail, "tls-type=psk without tls-psk-file"));
+    CHECK_EQUAL(uri_gives("nbds://host/?tls-certificates=/d", 53), NBD_ERR_BUFFER);
+    CHECK(same_text(uri.detail, "tls-certificates is too long"));
+    CHECK_EQUAL(uri_gives("nbds://host/?tls-certificates=/d", 0), NBD_ERR_BUFFER);
+}
+
+static void session_as_a_uri_says(void)
+{
+    static trace whole;
+    char text[2 * PATH_SIZE];
+
+    write_file("ca-cert.pem", people.authority.certificate);
+    (void)remove(path_of("client-cert.pem"));
+    snprintf(text, sizeof text, "nbds://server.example/x?tls-certificates=%s", directory);
+    wish_x509(12);
+    CHECK_EQUAL(uri_gives(text, sizeof uri_paths), 0);
+    wish.verify_name = nbd_tls_uri_name(&uri);
+    play_whole(write_session(whole_session), &whole);
+    wish.manner.trusts = &people.authority;
+    write_file("client-cert.pem", people.client.certificate);
+    write_file("client-key.pem", people.client.key);
+    play_whole(write_session(whole_session), &whole);
+}
+
+static void make_directory(void)
+{
+    const char *parent = getenv("TMPDIR");
+
+    snprintf(directory, sizeof directory, "%s/nbd-tls.XXXXXX", parent ? parent : "/tmp");
+    if (!mkdtemp(directory)) abort();
+}
+
+static void remove_directory(void)
+{
+    static const char *const names[] = {
+        "ca",          "certificate",     "key",           "keys", "garbage",
+        "ca-cert.pem", "client-cert.pem", "client-key.pem"};
+    size_t i;
+
+    for (i = 0; i < sizeof names / sizeof names[0]; i++)
+        (void)remove(path_of(names[i]));
+    (void)rmdir(directory);
+}
+
 int main(int argc, char **argv)
 {
     size_t i;
 
     check_begin(argc, argv);
     peer_make_people();
+    make_directory();
     CHECK_CASE(session_with_certificates_in_every_mode);
     CHECK_CASE(session_with_shared_key_in_every_mode);
     CHECK_CASE(replies_are_cut_in_records_of_any_size);
@@ -1393,7 +1753,19 @@ int main(int argc, char **argv)
     CHECK_CASE(blocking_calls_start_tls);
     CHECK_CASE(blocking_calls_need_a_wait_hook_below);
     CHECK_CASE(blocking_calls_without_tls_refuse_to_start_it);
+    CHECK_CASE(free_is_harmless_on_zeroed_structs);
+    CHECK_CASE(credentials_that_contradict_themselves_are_refused);
+    CHECK_CASE(files_serve_as_well_as_memory);
+    CHECK_CASE(files_that_cannot_be_used_are_named);
+    CHECK_CASE(bundle_may_hold_what_mbedtls_cannot_read);
+    CHECK_CASE(file_of_shared_keys_is_read_by_the_rules);
+    CHECK_CASE(encrypted_key_needs_its_password);
+    CHECK_CASE(random_numbers_may_be_the_programs_own);
+    CHECK_CASE(uri_names_files_and_user);
+    CHECK_CASE(uri_that_protects_nobody_is_refused);
+    CHECK_CASE(session_as_a_uri_says);
     tls_over();
+    remove_directory();
     peer_free_people();
     return check_end();
 }

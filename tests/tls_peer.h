@@ -9,6 +9,7 @@
 #include <mbedtls/ecp.h>
 #include <mbedtls/error.h>
 #include <mbedtls/md5.h>
+#include <mbedtls/pem.h>
 #include <mbedtls/ssl_ticket.h>
 #include <mbedtls/x509_crt.h>
 
@@ -165,6 +166,36 @@ static inline void peer_make_people(void)
     peer_make(&people.strange_server, "server.example", &people.stranger, 0, "2000", "2099");
     peer_make(&people.strange_client, "client", &people.stranger, 0, "2000", "2099");
     peer_make(&people.alone, "server.example", &people.alone, 0, "2000", "2099");
+}
+
+// The key as OpenSSL once encrypted keys: AES of a key that is the MD5 of password and salt.
+static inline void peer_encrypt_key(identity *who, const char *password, char *pem, size_t room)
+{
+    static const unsigned char iv[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+    unsigned char der[512], sealed[512], key[16], text[128], header[160];
+    int size = mbedtls_pk_write_key_der(&who->pk, der, sizeof der);
+    size_t done = 0, length = strlen(password), written;
+    mbedtls_cipher_context_t aes;
+
+    peer_check(size, "key");
+    memcpy(text, password, length);
+    memcpy(text + length, iv, 8);
+    peer_check(PEER_FINAL(mbedtls_md5)(text, length + 8, key), "md5");
+    mbedtls_cipher_init(&aes);
+    peer_check(
+        mbedtls_cipher_setup(&aes, mbedtls_cipher_info_from_type(MBEDTLS_CIPHER_AES_128_CBC)),
+        "aes");
+    peer_check(mbedtls_cipher_setkey(&aes, key, 128, MBEDTLS_ENCRYPT), "aes");
+    peer_check(
+        mbedtls_cipher_crypt(&aes, iv, 16, der + sizeof der - size, (size_t)size, sealed, &done),
+        "aes");
+    mbedtls_cipher_free(&aes);
+    snprintf((char *)header, sizeof header,
+             "-----BEGIN EC PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n"
+             "DEK-Info: AES-128-CBC,0102030405060708090A0B0C0D0E0F10\n\n");
+    peer_check(mbedtls_pem_write_buffer((const char *)header, "-----END EC PRIVATE KEY-----\n",
+                                        sealed, done, (unsigned char *)pem, room, &written),
+               "pem");
 }
 
 static inline void peer_free_people(void)
