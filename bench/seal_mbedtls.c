@@ -3,6 +3,7 @@
 #define NBD_MBEDTLS
 #define NBD_STATIC
 #include "nbd.h"
+#include <pthread.h>
 
 #include "../examples/tls_uri.h"
 #include "seal.h"
@@ -15,13 +16,16 @@ static void die(const char *why)
 
 const nbd_transport *bench_seal(const nbd_uri *uri, const nbd_socket_io *io)
 {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static tls_trust trust;
     static char name[1024]; // outlives the URI
     nbd_tls *tls = calloc(1, sizeof *tls);
     if (!tls) die("no memory");
+    pthread_mutex_lock(&lock);
     if (!trust.used && tls_prepare(&trust, uri)) die(trust.why);
     if (!trust.used) die("no nbds URI");
     snprintf(name, sizeof name, "%s", trust.name ? trust.name : "");
+    pthread_mutex_unlock(&lock);
     if (nbd_tls_init(tls, &io->transport, &trust.credentials.config, trust.name ? name : NULL,
                      NULL))
         die(tls->transport.detail);
