@@ -26,7 +26,11 @@ VERSION := $(shell sed -n 's/^.define NBD_VERSION_M[AI][JN]OR \(.*\)/\1./p; \
 # An example of a library that is not installed is left out.
 EV := $(shell echo '\#include <ev.h>' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo yes)
 URING := $(shell echo '\#include <liburing.h>' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo yes)
-LEFT_OUT := $(if $(EV),,examples/libev_copy.c) $(if $(URING),,examples/uring_copy.c)
+MBEDTLS := $(shell echo '\#include <mbedtls/ssl.h>' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo yes)
+OPENSSL := $(shell echo '\#include <openssl/ssl.h>' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo yes)
+MBEDTLS_LIBRARIES := -lmbedtls -lmbedx509 -lmbedcrypto
+LEFT_OUT := $(if $(EV),,examples/libev_copy.c) $(if $(URING),,examples/uring_copy.c) \
+    $(if $(MBEDTLS),,examples/tls.c) $(if $(OPENSSL),,examples/tls_openssl.c)
 EXAMPLES := $(patsubst examples/%.c,build/examples/%,$(filter-out $(LEFT_OUT), \
     $(wildcard examples/*.c)))
 PROGRAMS := $(patsubst tests/%.c,build/tests/%,$(wildcard tests/test_*.c)) \
@@ -38,15 +42,15 @@ SOURCES := nbd.h $(wildcard examples/*.[ch] tests/*.[ch] tests/compile/*.[ch] te
 
 # Debian packages for the tests that use other people's programs.
 PACKAGES := afl++ clang clang-19 clang-format clang-tidy cppcheck debootstrap e2fsprogs file g++ \
-    gcc-12-multilib gcc-arm-none-eabi git gnuplot-nox libc6-dev-i386 libclang-rt-14-dev \
-    libclang-rt-19-dev libev-dev libnbd-bin libnbd-dev libnewlib-arm-none-eabi \
-    liburing-dev linux-libc-dev llvm-19 musl-tools nbd-server nbdkit nbdkit-plugin-python \
+    gcc-12-multilib gcc-arm-none-eabi git gnutls-bin gnuplot-nox libc6-dev-i386 libclang-rt-14-dev \
+    libclang-rt-19-dev libev-dev libmbedtls-dev libnbd-bin libnbd-dev libnewlib-arm-none-eabi \
+    libssl-dev liburing-dev linux-libc-dev llvm-19 musl-tools nbd-server nbdkit nbdkit-plugin-python \
     pkg-config python3 python3-clang-14 qemu-user qemu-utils shellcheck strace tcc tshark \
     valgrind
 
 .DELETE_ON_ERROR:
 .PHONY: all tests demo check deps size bench bench-quick bench-programs bench-extents \
-    bench-no-init bench-send-more bench-parallel bench-connections fuzz fuzz-long \
+    bench-no-init bench-send-more bench-parallel bench-connections bench-tls fuzz fuzz-long \
     coverage mutation format format-check install clean FORCE
 
 all: $(EXAMPLES)
@@ -85,12 +89,14 @@ bench: bench-programs build/examples/copy
 bench-quick: bench-programs
 	@bench/run.py --quick $(BENCH_OPTIONS)
 
-# Four experiments; EXPERIMENT_OPTIONS='--rounds=5', or --quick to try them.
+# Five experiments; EXPERIMENT_OPTIONS='--rounds=5', or --quick to try them.
 DEFAULT_MODE := $(patsubst build/examples/%,build/bench/default/%,$(filter %copy,$(EXAMPLES)))
 bench-no-init bench-parallel: $(EXAMPLES)
 bench-no-init: $(DEFAULT_MODE) $(if $(EV),$(filter %_copy,$(BENCH:libnbd=libnbd_copy)))
 bench-connections: build/bench/connections
-bench-no-init bench-send-more bench-parallel bench-connections: bench-%: $(BENCH)
+bench-tls: $(if $(MBEDTLS),build/bench/nbdh_mbedtls) $(if $(OPENSSL),build/bench/nbdh_openssl) \
+    $(if $(MBEDTLS),$(if $(OPENSSL),build/bench/tls_floor))
+bench-no-init bench-send-more bench-parallel bench-connections bench-tls: bench-%: $(BENCH)
 	@python3 bench/experiments.py $* $(EXPERIMENT_OPTIONS)
 
 bench-extents: build/bench/extents
@@ -155,6 +161,14 @@ build/bench/default/%: examples/%.c build/bench/default/nbd.h build/flags
 build/bench/default/libev_copy build/examples/libev_copy: private LDFLAGS += -lev
 build/bench/default/uring_copy build/examples/uring_copy: private LDFLAGS += -luring
 build/bench/default/copy build/examples/copy build/examples/threads: private LDFLAGS += -pthread
+build/examples/tls_openssl: private LDFLAGS += -lssl -lcrypto
+
+# The tools speak TLS where mbedTLS is installed.
+ifeq ($(MBEDTLS),yes)
+TLS_TOOLS := $(addprefix build/examples/,copy dump info tls)
+$(TLS_TOOLS): private CPPFLAGS += -DNBD_MBEDTLS
+$(TLS_TOOLS): private LDFLAGS += $(MBEDTLS_LIBRARIES)
+endif
 
 build/tests/test_threads: private LDFLAGS += -pthread
 ifeq ($(URING),yes)
@@ -171,6 +185,15 @@ build/tests/hostile_%: tests/hostile/%.c build/flags | build/tests
 build/bench/%: bench/%.c build/flags | build/bench
 	$(BUILD)
 
+# The seam of TLS stands in a file of its own, since nbdh.c has all of nbd.h as static.
+build/bench/nbdh_%: bench/nbdh.c bench/seal_%.c nbd.h $(wildcard bench/*.h examples/*.h) \
+    examples/tls_openssl.c build/flags | build/bench
+	$(if $(filter 1,$(V)),,@echo 'CC $@' &&) $(COMPILE) -DBENCH_SEAL -o $@ bench/nbdh.c \
+	    bench/seal_$*.c $(LDFLAGS)
+
+build/bench/nbdh_mbedtls: private LDFLAGS += $(MBEDTLS_LIBRARIES) -lpthread
+build/bench/nbdh_openssl: private LDFLAGS += -lssl -lcrypto -lpthread
+build/bench/tls_floor: private LDFLAGS += $(MBEDTLS_LIBRARIES) -lssl -lcrypto -lpthread
 $(BENCH): private LDFLAGS += -lpthread
 build/bench/libnbd_copy: private LDFLAGS += -lev $(shell pkg-config --libs libnbd)
 build/bench/libnbd build/bench/memory: private LDFLAGS += $(shell pkg-config --libs libnbd)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Four experiments: bench/experiments.py NAME [--rounds N] [--quick]
+"""Five experiments: bench/experiments.py NAME [--rounds N] [--quick]
 
-NAME is no-init, send-more, parallel or connections.  Each prints its table, and
+NAME is no-init, send-more, parallel, connections or tls.  Each prints its table, and
 writes it to bench/results-NAME.md and a plot to bench/plots/; with --quick, an eighth of the
 work, to build/bench/.  bench/experiments.md says what was seen.  All runs are in
 build/bench/log-NAME-DATE.jsonl.  Programs that are not built or not installed are left out.
@@ -115,14 +115,17 @@ def make_image(path):
     raise RuntimeError(f"mke2fs: {made.stderr.decode()}")
 
 
-def copier(log, *command):
-    """A program that copies the image: its speed and its CPU are measured from outside."""
+def copier(log, *command, size=None):
+    """A program that copies `size` bytes, or the image: its speed and its CPU are measured from
+    outside."""
+    size = size or image_size()
 
     def once(number):
         found = measure.run(command, log, round=number)
         if found:
-            found["mb_s"] = image_size() / found["wall_s"] / 1e6
+            found["mb_s"] = size / found["wall_s"] / 1e6
             found["cpu_ms"] = found["child_cpu_s"] * 1e3
+            found["cpu_ns_byte"] = found["child_cpu_s"] * 1e9 / size
         return found
 
     return once
@@ -519,6 +522,160 @@ def connections(rounds):
         connections_panel(results, "Memory of a connection", "rss_conn", "bytes", 100)])
 
 
+# 5. TLS
+
+TLS_CELLS = ((256 * KIB, 16, 1000), (4 * KIB, 64, 20000))  # size, in flight, requests of mbedTLS
+TLS_FASTER = 5  # times as many requests where the cipher is fast
+TLS_COPY = 256 * MIB
+MBEDTLS, OPENSSL, FLOOR, PLAIN = "ours, mbedTLS", "ours, OpenSSL", "mbedTLS alone", "ours, no TLS"
+TLS_PROGRAMS = (FLOOR, MBEDTLS, OPENSSL, "libnbd", PLAIN)
+
+
+def certtool(*words):
+    subprocess.run(["certtool", *map(str, words)], check=True, capture_output=True)
+
+
+def make_certificates(directory):
+    """ca-cert.pem, server-cert.pem and server-key.pem for localhost, ECDSA."""
+    def template(name, *lines):
+        (directory / name).write_text("\n".join([f'cn = "{name}"', "expiration_days = 7", *lines]),
+                                      encoding="utf-8")
+        return ["--template", directory / name]
+
+    keys = {name: directory / f"{name}-key.pem" for name in ("ca", "server")}
+    for path in keys.values():
+        certtool("--generate-privkey", "--key-type=ecdsa", "--curve=secp256r1", "--outfile", path)
+    certtool("--generate-self-signed", "--load-privkey", keys["ca"],
+             *template("ca.info", "ca", "cert_signing_key"), "--outfile", directory / "ca-cert.pem")
+    certtool("--generate-certificate", "--load-privkey", keys["server"],
+             "--load-ca-certificate", directory / "ca-cert.pem", "--load-ca-privkey", keys["ca"],
+             *template("server.info", 'dns_name = "localhost"', "signing_key", "tls_www_server"),
+             "--outfile", directory / "server-cert.pem")
+
+
+def tls_group(log, op, cell, where):
+    size, depth, count = cell
+    directory, sealed, plain = where
+
+    def words(times):
+        return ["--op", op, "--size", size, "--depth", depth, "--count", counted(count * times)]
+
+    def one(program, target, times, *more):
+        if not (measure.BUILD / program).exists():
+            return {}
+        return {subject(log, *measure.program(program), target, *words(times), *more)}
+
+    programs = {FLOOR: one("tls_floor", directory, 1),
+                MBEDTLS: one("nbdh_mbedtls", sealed, 1, "--no-init"),
+                OPENSSL: one("nbdh_openssl", sealed, TLS_FASTER, "--no-init"),
+                "libnbd": one("libnbd", sealed, TLS_FASTER, "--no-init"),
+                PLAIN: one("nbdh", plain, TLS_FASTER, "--no-init")}
+    return {name: found.pop() for name, found in programs.items() if found}
+
+
+def tls_copiers(log, directory, path, uri):
+    """Whole programs, to nowhere, one connection each; the requests of qemu-img are its own."""
+    words = ["--requests=16", "--request-size=262144", uri, "null:"]
+    group = {"copy": copier(log, EXAMPLES / "copy", "--connections=1", "--sparse=0", *words,
+                            size=TLS_COPY)}
+    nbdcopy = measure.tool("nbdcopy")
+    if nbdcopy:
+        group["nbdcopy"] = copier(log, *nbdcopy, "--connections=1", "--threads=1",
+                                  *every_byte(nbdcopy), *words, size=TLS_COPY)
+    if measure.has("qemu-img"):
+        group["qemu-img"] = copier(
+            log, "qemu-img", "convert", "-n", "-m", 16, "-W", "-S", 0, "--object",
+            f"tls-creds-x509,id=t,endpoint=client,dir={directory}", "--image-opts",
+            "driver=raw,file.driver=nbd,file.tls-creds=t,file.tls-hostname=localhost,"
+            f"file.server.type=unix,file.server.path={path}", "--target-image-opts",
+            f"driver=null-co,size={TLS_COPY}", size=TLS_COPY)
+    return group
+
+
+def tls_groups(log, where, copied):
+    groups = {(op, *cell[:2]): tls_group(log, op, cell, where)
+              for cell in TLS_CELLS for op in ("read", "write")}
+    groups[("copy", 256 * KIB, 16)] = tls_copiers(log, *copied)
+    return groups
+
+
+def measure_tls(rounds):
+    with contextlib.ExitStack() as stack:
+        directory = scratch(stack, "/dev/shm")
+        make_certificates(directory)
+        seal = ["--tls=require", f"--tls-certificates={directory}"]
+
+        def serve(name, options, size):
+            address = measure.unix_address(directory, name)
+            stack.enter_context(measure.nbdkit(
+                address, "memory", size, options=[*options, "--filter=noextents"]))
+            query = f"tls-certificates={directory}&tls-hostname=localhost"
+            return f"nbds+unix:///?socket={address.path}&{query}" if options else address.uri
+
+        where = (directory, serve("sealed", seal, 64 * MIB), serve("plain", [], 64 * MIB))
+        copied = (directory, directory / "copied", serve("copied", seal, TLS_COPY))
+        return run_groups("tls", lambda log: tls_groups(log, where, copied), rounds)
+
+
+def bytes_cost(found, size):
+    """Adds the CPU time of a byte to what the programs printed."""
+    for runs in found.values():
+        for each in runs:
+            if each and "cpu_us_op" in each:
+                each["cpu_ns_byte"] = each["cpu_us_op"] * 1e3 / size
+    return found
+
+
+def tls_bars(results):
+    """[[what, bar, ratio, verdict], ...] of the cells with 256 KiB."""
+    rows = []
+    for op in ("read", "write"):
+        found = results[(op, 256 * KIB, 16)]
+        for above, below, bar in ((MBEDTLS, FLOOR, 0.9), (OPENSSL, "libnbd", 1.0)):
+            values = measure.ratios(found, "mb_s", above, below)
+            verdict = "not measured"
+            if values:
+                verdict = "pass" if measure.reaches(measure.summary(values), bar) else "MISSED"
+            rows.append([f"{op} 256 KiB: {above} ÷ {below}", bar, ratio(found, "mb_s", above, below),
+                         verdict])
+    return rows
+
+
+def tls_row(key, found, metric, programs):
+    op, size, depth = key
+    return [op, measure.size_name(size), depth, *(middle(found, metric, n) for n in programs)]
+
+
+def tls_panel(results, metric, label):
+    keys = [key for key in results if key[0] != "copy"]
+    tics = tuple((f"{op} {measure.size_name(size)}", x) for x, (op, size, _) in enumerate(keys))
+    series = [(name, [p for x, k in enumerate(keys) for p in points(results[k], metric, name, x)])
+              for name in TLS_PROGRAMS]
+    return measure.Panel(label, "operation, size", label, series, x_log=False, y_log=True,
+                         x_tics=tics, styles="points")
+
+
+def tls(rounds):
+    results = {key: bytes_cost(found, key[1]) for key, found in measure_tls(rounds).items()}
+    copied = results[("copy", 256 * KIB, 16)]
+    cells = {key: found for key, found in results.items() if key[0] != "copy"}
+    notes = [f"libnbd {measure.libnbd_version()} with GnuTLS",
+             measure.first_line(["openssl", "version"]),
+             "nbdkit memory, TLS with an ECDSA certificate, Unix socket, one connection",
+             f"{FLOOR}: the same bytes one way over a Unix socket, no NBD; its peer is OpenSSL",
+             "CPU is that of the client, in ns for each byte of payload",
+             "the copies are of 256 MiB to nowhere, whole programs, start included"]
+    report("tls", "TLS", rounds, notes, [
+        ("Bars", ["what", "bar", "found", ""], tls_bars(results)),
+        ("MB/s", ["op", "size", "in flight", *TLS_PROGRAMS],
+         [tls_row(k, f, "mb_s", TLS_PROGRAMS) for k, f in cells.items()]),
+        ("CPU ns/byte", ["op", "size", "in flight", *TLS_PROGRAMS],
+         [tls_row(k, f, "cpu_ns_byte", TLS_PROGRAMS) for k, f in cells.items()]),
+        ("Copies", ["program", "MB/s", "CPU ns/byte"],
+         [[n, middle(copied, "mb_s", n), middle(copied, "cpu_ns_byte", n)] for n in copied])])
+    plot("tls", [tls_panel(cells, "mb_s", "MB/s"), tls_panel(cells, "cpu_ns_byte", "CPU ns/byte")])
+
+
 # The command line
 
 
@@ -530,7 +687,7 @@ def scratch(stack, parent):
 
 
 EXPERIMENTS = {"no-init": (no_init, 9), "send-more": (send_more, 11), "parallel": (parallel, 7),
-               "connections": (connections, 11)}
+               "connections": (connections, 11), "tls": (tls, 11)}
 
 
 def main():

@@ -42,6 +42,7 @@ static void open_one(connection *c, const bench_options *o, unsigned number)
     unsigned i;
     c->nbd = nbd_create();
     if (!c->nbd || nbd_set_pread_initialize(c->nbd, !o->no_init)) die("nbd_create");
+    if (nbd_set_uri_allow_local_file(c->nbd, 1)) die("nbd_set_uri_allow_local_file");
     if (nbd_connect_uri(c->nbd, o->uri)) die(o->uri);
     size = nbd_get_size(c->nbd);
     if (size < 0) die("nbd_get_size");

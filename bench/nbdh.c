@@ -4,11 +4,18 @@
 //
 // bench.h says what the options are and what is printed.
 #define _GNU_SOURCE
-#define NBD_STATIC   // as in any tool of one file: implies NBD_IMPLEMENTATION
+#define NBD_STATIC // as in any tool of one file: implies NBD_IMPLEMENTATION
+#ifdef BENCH_SEAL
+#define NBD_STAGE 16384 // a record of TLS, for a transport that takes one piece
+#else
 #define NBD_STAGE 28 // with --send plain and more a header is not joined with its payload
+#endif
 #include "nbd.h"
 
 #include "bench.h"
+#ifdef BENCH_SEAL
+#include "seal.h"
+#endif
 
 typedef struct connection {
     nbd_client client;
@@ -52,6 +59,9 @@ static void open_one(connection *c, const bench_options *o, unsigned number)
     prepare(c, o, uri.export_name, uri.config_flags);
     if (o->send != BENCH_GATHER) c->sync.io.transport.flags |= NBD_ONE_PIECE;
     if (o->send == BENCH_PLAIN) c->sync.io.send_flags = no_flag;
+#ifdef BENCH_SEAL
+    c->sync.tls = bench_seal(&uri, &c->sync.io);
+#endif
     error = nbd_sync_connect(&c->sync, &c->sync.io.transport);
     if (error) bench_die("%s: %s %s", o->uri, nbd_strerror(error), c->sync.message);
     c->read_flags = o->no_init ? NBD_NO_INIT : 0; // a failed read ends the program

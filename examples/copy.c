@@ -3,6 +3,8 @@
 //     mkdir -p build && gcc -std=c99 -O2 -pthread -I. examples/copy.c -o build/copy
 //     build/copy -p nbd://localhost/export disk.img
 //
+// With TLS: -DNBD_MBEDTLS in front of -o, -lmbedtls -lmbedx509 -lmbedcrypto behind it.
+//
 // A lane is a thread with one connection to each server and requests of its own, in a
 // loop over poll(2).  Lanes take ranges of the disk from one counter, ask which parts of
 // them are zero, read the rest, and write each request from the memory that it was read
@@ -11,6 +13,7 @@
 #define _FILE_OFFSET_BITS 64
 #define NBD_IMPLEMENTATION
 #include "nbd.h"
+#include "tls_uri.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -62,6 +65,7 @@ typedef struct side {
     uint64_t bytes; // that were read or written, without zeroes that were skipped
     nbd_uri uri;
     char uri_memory[16384];
+    tls_trust trust;
 } side;
 
 typedef struct connection {
@@ -69,6 +73,7 @@ typedef struct connection {
     nbd_slot *slots;
     nbd_client client;
     nbd_context context[1];
+    tls_session tls;
     nbd_sync sync;       // dialling, flush and end; the copy itself never blocks in it
     uint64_t message_id; // the request that sync.message is about
     unsigned char buffer[NBD_BUFFER_GOOD];
@@ -311,7 +316,8 @@ static int connect_nbd(connection *end)
     nbd_sync *sync = &end->sync;
     const char *why;
     int error;
-    nbd_config config = {.slot_count = (uint32_t)option.requests + 1, // one for extents
+    nbd_config config = {.flags = s->uri.config_flags,
+                         .slot_count = (uint32_t)option.requests + 1, // one for extents
                          .buffer = end->buffer,
                          .buffer_size = sizeof end->buffer,
                          .export_name = s->uri.export_name,
@@ -324,15 +330,16 @@ static int connect_nbd(connection *end)
     sync->client = &end->client;
     sync->timeout_ms = TIMEOUT_MS;
     error = nbd_init(&end->client, &config);
+    if (!error && tls_begin(&end->tls, &s->trust, sync)) return fail(s, "", "%s", s->trust.why);
     if (!error && s->command && start_server(s, sync)) return -1;
     if (!error)
         error = s->command ? nbd_sync_connect(sync, &sync->io.transport)
                            : nbd_sync_open(sync, &s->uri.address);
     if (!error) return 0;
-    why = error == NBD_ERR_RESOLVE   ? gai_strerror(sync->os_error)
-          : error == NBD_ERR_CONNECT ? strerror(sync->os_error)
-          : sync->io.os_error        ? strerror(sync->io.os_error)
-                                     : nbd_detail(&end->client);
+    why = error == NBD_ERR_RESOLVE                          ? gai_strerror(sync->os_error)
+          : error == NBD_ERR_CONNECT                        ? strerror(sync->os_error)
+          : *nbd_detail(&end->client) || !sync->io.os_error ? nbd_detail(&end->client)
+                                                            : strerror(sync->io.os_error);
     return fail(s, sync->message, "%s%s%s", nbd_strerror(error), *why ? ": " : "", why);
 }
 
@@ -345,8 +352,7 @@ static int open_nbd(side *s, connection *end)
         return fail(s, "", "%s: %s, at byte %zu", nbd_strerror(error), s->uri.detail,
                     s->uri.detail_at);
     if (s->uri.unknown) fprintf(stderr, "copy: %s: warning: unknown parameter ignored\n", s->name);
-    if (s->uri.config_flags & NBD_TLS_REQUIRE)
-        return fail(s, "", "this program was built without TLS");
+    if (tls_prepare(&s->trust, &s->uri)) return fail(s, "", "%s", s->trust.why);
     if (connect_nbd(end)) return -1;
     s->size = nbd_negotiated(&end->client)->size;
     s->sized = 1;
@@ -402,6 +408,7 @@ static void end_session(connection *end)
             continue;
     error = end->sync.client ? nbd_sync_close(&end->sync) : 0;
     if (error) fail(end->side, end->sync.message, "at the end: %s", nbd_strerror(error));
+    tls_end(&end->tls);
     free(end->slots);
 }
 
@@ -409,6 +416,7 @@ static void end_session(connection *end)
 static void close_side(side *s)
 {
     stop_server(s);
+    tls_forget(&s->trust);
     if (s->fd >= 0 && has_failed() && s->emptied && ftruncate(s->fd, 0)) fail_errno(s, "");
     if (s->fd >= 0 && close(s->fd)) fail_errno(s, "at the end: ");
 }
@@ -520,7 +528,7 @@ static void choose_counts(void)
     uint64_t threads = option.threads ? option.threads : cores > 0 ? (uint64_t)cores : 1;
     lane_count = (unsigned)(threads < option.connections ? threads : option.connections);
     for (int i = 0; i < 2; i++)
-        if (sides[i].kind == KIND_PIPE || sides[i].command ||
+        if (sides[i].kind == KIND_PIPE || sides[i].command || tls_is_single(&sides[i].trust) ||
             (sides[i].kind == KIND_NBD && !(export_of(&sides[i])->flags & NBD_OFFERS_MULTI_CONN)))
             lane_count = 1;
     if (option.synchronous) lane_count = 1;
@@ -1075,8 +1083,7 @@ static const char usage[] =
     "SOURCE, DESTINATION: a file, a block device, - (standard input or output), an NBD URI,\n"
     "or [ COMMAND ARGUMENTS ... ], a server that is started and stopped (nbdkit, qemu-nbd);\n"
     "DESTINATION also null:, which throws away what was read.  Write -- before [ if COMMAND\n"
-    "has options: copy -- [ qemu-nbd -f qcow2 a ] b\n"
-    "\n"
+    "has options: copy -- [ qemu-nbd -f qcow2 a ] b\n" TLS_USAGE "\n"
     "  --allocated              write zeroes as allocated blocks, make no holes\n"
     "  -C N, --connections=N    connections to a server that allows several (4)\n"
     "  --destination-is-zero    it reads as zero already: skip zeroes (also --target-is-zero)\n"

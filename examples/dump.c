@@ -3,11 +3,14 @@
 //     mkdir -p build && gcc -std=c99 -O2 -I. examples/dump.c -o build/dump
 //     build/dump -n 512 nbd://localhost/export
 //
+// With TLS: -DNBD_MBEDTLS in front of -o, -lmbedtls -lmbedx509 -lmbedcrypto behind it.
+//
 // It asks the server where the disk is zero (nbd_walk_next) and reads the rest with blocking
 // calls, so a sparse disk of any size is dumped in no time.
 #define _POSIX_C_SOURCE 200809L
 #define NBD_IMPLEMENTATION
 #include "nbd.h"
+#include "tls_uri.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -33,6 +36,8 @@ static uint64_t start, length = UINT64_MAX, end; // what is dumped
 
 static nbd_client client;
 static nbd_sync sync = {.client = &client};
+static tls_trust trust;
+static tls_session tls;
 
 static const char *reason(int error)
 {
@@ -40,7 +45,8 @@ static const char *reason(int error)
     case NBD_ERR_RESOLVE: return gai_strerror(sync.os_error);
     case NBD_ERR_CONNECT:
     case NBD_ERR_SOCKET: return strerror(sync.os_error);
-    case NBD_ERR_TRANSPORT: return strerror(sync.io.os_error);
+    case NBD_ERR_TRANSPORT:
+        return *nbd_detail(&client) ? nbd_detail(&client) : strerror(sync.io.os_error);
     default: return nbd_detail(&client);
     }
 }
@@ -284,10 +290,11 @@ static int open_session(void)
         return 1;
     }
     if (uri.unknown) fprintf(stderr, "dump: %s: unknown parameter ignored\n", name);
-    if (uri.config_flags & NBD_TLS_REQUIRE) {
-        fprintf(stderr, "dump: %s: this program has no TLS\n", name);
+    if (tls_prepare(&trust, &uri) || tls_begin(&tls, &trust, &sync)) {
+        fprintf(stderr, "dump: %s: %s\n", name, trust.why);
         return 1;
     }
+    config.flags = uri.config_flags;
     config.buffer = buffer;
     config.buffer_size = sizeof buffer;
     config.export_name = uri.export_name;
@@ -303,6 +310,8 @@ static void close_session(void)
 {
     pid_t pid = (pid_t)server;
     (void)nbd_sync_close(&sync);
+    tls_end(&tls);
+    tls_forget(&trust);
     server = 0; // its number may soon be another's
     if (pid <= 0) return;
     kill(pid, SIGTERM);
@@ -317,8 +326,7 @@ static const char usage[] =
     "\n"
     "SERVER: an NBD URI, or [ COMMAND ARGUMENTS ... ], a server that is started and\n"
     "stopped (nbdkit, qemu-nbd).  Write -- before [ if COMMAND has options:\n"
-    "dump -- [ qemu-nbd -f qcow2 a ]\n"
-    "\n"
+    "dump -- [ qemu-nbd -f qcow2 a ]\n" TLS_USAGE "\n"
     "  --color           colours (if standard output is a terminal); also colour\n"
     "  --no-color        no colours\n"
     "  -n N, --length=N  at most N bytes (all)\n"

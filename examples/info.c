@@ -3,11 +3,14 @@
 //     mkdir -p build && gcc -std=c99 -O2 -I. examples/info.c -o build/info
 //     build/info nbd://localhost/export
 //
+// With TLS: -DNBD_MBEDTLS in front of -o, -lmbedtls -lmbedx509 -lmbedcrypto behind it.
+//
 // It shows how to drive the options yourself (NBD_NEGOTIATE) in a loop of your own, and
 // how to walk through the extents of a metadata context.
 #define _POSIX_C_SOURCE 200809L
 #define NBD_IMPLEMENTATION
 #include "nbd.h"
+#include "tls_uri.h"
 #include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
@@ -56,7 +59,9 @@ typedef struct inquiry {
     nbd_context context_memory[CONTEXTS_MAX];
     unsigned char buffer[NBD_BUFFER_NAMES];
     nbd_sync sync; // dials and closes
-    int ready;     // the session has left the options behind
+    tls_trust trust;
+    tls_session tls;
+    int ready; // the session has left the options behind
 
     strings exports;  // of LIST: name, description, name, description ...
     strings contexts; // of the export in question
@@ -341,6 +346,7 @@ static int run(inquiry *q)
             case NBD_EVENT_OPTION: return event.error;
             case NBD_EVENT_DONE: q->why = event.detail; return event.error;
             case NBD_EVENT_READY: q->ready = 1; return 0;
+            case NBD_EVENT_STARTTLS: return nbd_starttls(&q->client, q->sync.tls);
             case NBD_EVENT_CLOSED:
                 q->why = event.detail;
                 return event.error ? event.error : NBD_ERR_CLOSED;
@@ -484,7 +490,7 @@ static int open_session(inquiry *q)
 {
     nbd_config config = NBD_ZERO;
     int error;
-    config.flags = NBD_NEGOTIATE;
+    config.flags = NBD_NEGOTIATE | q->uri.config_flags;
     config.slots = q->slots;
     config.slot_count = 1;
     config.buffer = q->buffer;
@@ -500,6 +506,7 @@ static int open_session(inquiry *q)
     if (error) q->why = reason(&q->sync, error);
     if (!error) error = nbd_connect(&q->client, &q->sync.io.transport);
     if (!error) error = run(q);
+    if (!error && q->sync.tls) error = ask(q, NBD_OPTION_STARTTLS, NULL);
     return error || q->ready ? error : ask_protocol(q);
 }
 
@@ -508,7 +515,9 @@ static void close_session(inquiry *q)
 {
     if (!nbd_disconnect(&q->client)) (void)nbd_poll(&q->client, NBD_WANT_WRITE);
     (void)nbd_sync_close(&q->sync); // only closes what was dialled
-    stop_server();                  // which may wait for that before it ends
+    tls_end(&q->tls);
+    tls_forget(&q->trust);
+    stop_server(); // which may wait for that before it ends
 }
 
 static int ask_contexts(inquiry *q, const char *name)
@@ -668,11 +677,21 @@ static void show_key(const inquiry *q, const char *key)
     printf(q->json ? "\t\"%s\": " : "\t%s: ", key);
 }
 
+// The first parameter of a query begins it.
+static void put_parameter(int *count, const char *key, const char *value)
+{
+    if (!value) return;
+    printf("%c%s=", *count ? '&' : '?', key);
+    put_escaped(value, "/");
+    ++*count;
+}
+
 static void put_uri(const inquiry *q, const char *name)
 {
+    int parameters = 0;
     const nbd_address *at = &q->uri.address;
     int is_tcp = at->kind == NBD_ADDRESS_TCP, is_vsock = at->kind == NBD_ADDRESS_VSOCK;
-    printf("nbd%s://", is_tcp ? "" : is_vsock ? "+vsock" : "+unix");
+    printf("nbd%s%s://", q->sync.tls ? "s" : "", is_tcp ? "" : is_vsock ? "+vsock" : "+unix");
     if (q->uri.user) {
         put_escaped(q->uri.user, "");
         putchar('@');
@@ -686,9 +705,13 @@ static void put_uri(const inquiry *q, const char *name)
     if (is_vsock) printf("%" PRIu32 ":%" PRIu32, at->cid, at->vport ? at->vport : 10809);
     putchar('/');
     put_escaped(name, "/;@&=+$,:!*'()");
-    if (is_tcp || is_vsock) return;
-    printf("?socket=%s", at->kind == NBD_ADDRESS_ABSTRACT ? "%00" : "");
-    put_escaped(at->path, "/");
+    if (!is_tcp && !is_vsock) {
+        put_parameter(&parameters, "socket", "");
+        if (at->kind == NBD_ADDRESS_ABSTRACT) printf("%%00");
+        put_escaped(at->path, "/");
+    }
+    put_parameter(&parameters, "tls-certificates", q->uri.tls_certificates);
+    put_parameter(&parameters, "tls-psk-file", q->uri.tls_psk_file);
 }
 
 static void show_text(const inquiry *q, const char *key, const char *text)
@@ -925,8 +948,8 @@ static int inquire(inquiry *q)
     if (q->command) q->uri.export_name = "";
     if (error) return fail(q, "", error);
     if (q->uri.unknown) fprintf(stderr, "info: %s: unknown parameter ignored\n", q->text);
-    if (q->uri.config_flags & NBD_TLS_REQUIRE) {
-        fprintf(stderr, "info: %s: this program has no TLS\n", q->text);
+    if (tls_prepare(&q->trust, &q->uri) || tls_begin(&q->tls, &q->trust, &q->sync)) {
+        fprintf(stderr, "info: %s: %s\n", q->text, q->trust.why);
         return 1;
     }
     error = q->list ? show_all(q) : q->map ? show_map(q) : q->can ? show_can(q) : show_one(q);
@@ -950,8 +973,7 @@ static const char usage[] =
     "\n"
     "SERVER: an NBD URI, or [ COMMAND ARGUMENTS ... ], a server that is started and\n"
     "stopped (nbdkit, qemu-nbd).  Write -- before [ if COMMAND has options:\n"
-    "info -- [ qemu-nbd -f qcow2 a ]\n"
-    "\n"
+    "info -- [ qemu-nbd -f qcow2 a ]\n" TLS_USAGE "\n"
     "  --can WORD       cache, connect, df, fast-zero, flush, fua, multi-conn, read,\n"
     "                   structured-reply, trim, write or zero: can it?\n"
     "  --color          colours (if standard output is a terminal); also colour\n"

@@ -401,6 +401,7 @@ static ptrdiff_t trace_recv(void *context, const nbd_iovec *iov, unsigned count)
 {
     trace *t = context;
     ptrdiff_t moved = t->inner->recv(t->inner->context, iov, count);
+    t->transport.detail = t->inner->detail;
     watch(t, &t->server, iov, count, moved);
     if (moved == NBD_IO_EOF) fputs("< end of stream\n", t->out);
     return moved;

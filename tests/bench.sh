@@ -8,10 +8,11 @@
 
 programs='nbdh floor'
 
+# compile NAME LIBRARIES [SOURCES...]
 compile() {
     # shellcheck disable=SC2086
-    $CC -std=c99 -O2 $WARN -Wstrict-prototypes -Wmissing-prototypes -I. -o "$tmp/$1" "bench/$1.c" \
-        -lpthread $2
+    $CC -std=c99 -O2 $WARN -Wstrict-prototypes -Wmissing-prototypes -I. -o "$tmp/$1" \
+        ${3:-"bench/$1.c"} -lpthread $2
 }
 
 # Serves on TCP; the server says at which port.
@@ -251,6 +252,56 @@ failure() {
     [ $? != 1 ]
 }
 
+# TLS
+
+make_certificate() {
+    (
+        cd "$tmp" || exit 1
+        printf 'cn = "localhost"\nca\ncert_signing_key\nsigning_key\nexpiration_days = 7\n%s\n' \
+            'dns_name = "localhost"' >info
+        certtool --generate-privkey --key-type=ecdsa --curve=secp256r1 --outfile server-key.pem &&
+            certtool --generate-self-signed --load-privkey server-key.pem --template info \
+                --outfile server-cert.pem && cp server-cert.pem ca-cert.pem
+    )
+}
+
+tls_server() {
+    start nbdkit -f -U "$socket" --tls=require --tls-certificates="$tmp" memory 16M &&
+        uri="nbds+unix:///?socket=$socket&tls-hostname=localhost&tls-certificates=$tmp"
+}
+
+# The same program with a seam.
+sealed() {
+    compile "nbdh_$1" "$2" "-DBENCH_SEAL bench/nbdh.c bench/seal_$1.c"
+}
+
+floor_runs() {
+    local op
+    for op in read write; do
+        uri=$tmp bench tls_floor $op 8K 7 200 && complete libnbd 200 || return 1
+    done
+}
+
+tls_programs() {
+    local program mbedtls='-lmbedtls -lmbedx509 -lmbedcrypto' openssl='-lssl -lcrypto'
+    if ! has certtool || ! has nbdkit || ! printf '%s\n' '#include <mbedtls/ssl.h>' \
+        '#include <openssl/ssl.h>' | $CC -E - >"$tmp/none" 2>&1; then
+        skip tls_programs 'certtool, nbdkit, mbedTLS or OpenSSL is not installed'
+        return
+    fi
+    check nbdh_mbedtls_compiles sealed mbedtls "$mbedtls"
+    check nbdh_openssl_compiles sealed openssl "$openssl"
+    check tls_floor_compiles compile tls_floor "$mbedtls $openssl"
+    check certificate_for_tls_is_made make_certificate
+    check nbdkit_listens_with_tls tls_server
+    for program in nbdh_mbedtls nbdh_openssl; do
+        check "${program}_runs_nbdkit" runs $program
+    done
+    check tls_floor_runs floor_runs
+    refuse tls_floor_refuses_connections 'one connection' "$tmp/tls_floor" "$tmp" --op read \
+        --size 4K --depth 1 --count 10 --connections 2
+}
+
 # SIGTERM ends it with success and takes its socket away.
 ends_on_sigterm() {
     start_unix || return 1
@@ -274,4 +325,5 @@ real_server
 data
 count_all
 command_lines
+tls_programs
 check fastserver_ends_on_sigterm ends_on_sigterm

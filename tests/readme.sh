@@ -42,6 +42,10 @@ compile_block() {
     $CC -std=c99 $WARN -Wno-unused-function -I. -x c -c -o "$tmp/o" "$1"
 }
 
+has_mbedtls() {
+    echo '#include <mbedtls/ssl.h>' | $CC -E - >"$tmp/none" 2>&1
+}
+
 first_line() {
     head -n 1 "$1"
 }
@@ -90,6 +94,14 @@ for block in "$tmp"/sh.*; do
     fi
     if grep -q pkg-config "$block" && ! has pkg-config; then
         skip "README.md, shell block $(basename "$block") runs" 'pkg-config is not installed'
+        continue
+    fi
+    if grep -q psktool "$block" && ! { has psktool && has nbdkit; }; then
+        skip "README.md, shell block $(basename "$block") runs" 'psktool or nbdkit is not installed'
+        continue
+    fi
+    if grep -q 'mbedtls\|psktool' "$block" && ! has_mbedtls; then
+        skip "README.md, shell block $(basename "$block") runs" 'mbedTLS is not installed'
         continue
     fi
     check "README.md, shell block $(basename "$block") runs: $(first_line "$block")" run_block "$block"

@@ -67,12 +67,12 @@ start() {
 }
 
 # With -d it would serve one client only, so it is a daemon; its file of the pid comes
-# before it listens.  $2 is more for the section of the disk.
+# before it listens.  $2 is more for the section of the disk, $3 for the one of the server.
 serve_nbd_server() {
     stop
     uri="nbd+unix:///disk?socket=$socket"
-    printf '[generic]\nunixsock = %s\nallowlist = true\n[disk]\nexportname = %s\n%s\n' \
-        "$socket" "$1" "${2-}" >"$tmp/nbd-server.conf"
+    printf '[generic]\nunixsock = %s\nallowlist = true\n%s\n[disk]\nexportname = %s\n%s\n' \
+        "$socket" "${3-}" "$1" "${2-}" >"$tmp/nbd-server.conf"
     nbd-server -C "$tmp/nbd-server.conf" -p "$tmp/pid" >"$tmp/server.log" 2>&1 || return 1
     until [ -s "$tmp/pid" ]; do :; done
     server_pid=$(cat "$tmp/pid")
