@@ -17,10 +17,21 @@ WARN='-Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual
     -Wstrict-prototypes -Wmissing-prototypes -pedantic -Werror'
 # For your board: the processor, and the linker script.
 cpu='-mcpu=cortex-m3 -mthumb'
-link="-nostartfiles --specs=nano.specs -T $here/board.ld"
+link="-Wl,--gc-sections -nostartfiles --specs=nano.specs -T $here/board.ld"
 # Each function is kept only if it is called.
-flags="-std=c99 -Os -ffreestanding -ffunction-sections -fdata-sections -Wl,--gc-sections
+flags="-std=c99 -Os -ffreestanding -ffunction-sections -fdata-sections
     -DNBD_NO_SOCKETS -I$here/../.."
 
+# lwIP is compiled as it comes, and its headers are not warned about.
+others=
+if [ "$example" = lwip ]; then
+    lwip=${NBD_LWIP:-/var/cache/nbd.h-lwip}
+    flags="$flags -isystem $lwip/src/include -I$here/lwip"
+    others=$out.lwip.o
+    # shellcheck disable=SC2086
+    arm-none-eabi-gcc $cpu $flags -w -r -nostdlib -o "$others" "$lwip"/src/core/*.c \
+        "$lwip"/src/core/ipv4/*.c "$lwip/src/netif/ethernet.c"
+fi
+
 # shellcheck disable=SC2086
-arm-none-eabi-gcc $cpu $flags $WARN "$@" $link -o "$out" "$here/board.c" "$here/$example"/*.c
+arm-none-eabi-gcc $cpu $flags $WARN "$@" $link -o "$out" "$here/board.c" "$here/$example"/*.c $others
