@@ -1,9 +1,10 @@
 # shellcheck shell=sh
 # What the scripts share that fetch trees for the tests; read in with ". tests/archive.sh"
-# from the top directory.  "$new" is what is being made, removed if it is not finished:
+# from the directory of the script.  "$new" is what is being made, removed if it is not finished:
 # a tree is there whole or not at all.
 
 new=
+uri=
 
 die() {
     echo "$(basename "$0"): $1" >&2
@@ -23,7 +24,7 @@ codename() {
     (. /etc/os-release && echo "$VERSION_CODENAME")
 }
 
-# Of the archives that apt knows the one of the release itself, not of its updates.
+# Sets uri to the archive of the release itself, not of its updates, as apt knows it.
 archive() {
     # shellcheck disable=SC2016
     uri=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' \

@@ -6,6 +6,7 @@
 # is there, nothing is done.  Needs dpkg-dev; root only for /var/cache.  The package comes
 # from where this machine's own come from.
 set -e
+# shellcheck source=tests/archive.sh
 . "$(dirname "$0")/archive.sh"
 
 tree=${NBD_LWIP:-/var/cache/nbd.h-lwip}

@@ -6,6 +6,7 @@
 # this machine's own come from.
 set -e
 
+# shellcheck source=tests/archive.sh
 . "$(dirname "$0")/archive.sh"
 
 tree=${NBD_TRIXIE:-/var/cache/nbd.h-trixie}
