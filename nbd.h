@@ -2703,7 +2703,7 @@ static int nbdi_status_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, ui
         return nbdi_broken(c, NBDI_SAY("block status chunk of a kind that is not valid here"));
     }
     if (length < head + each || length > head + (uint64_t)each * NBDI_EXTENTS_MAX ||
-        (length - head) % each) {
+        ((length - head) & (each - 1))) {
         return nbdi_broken(c, NBDI_SAY("block status chunk of an impossible length"));
     }
     c->left = (uint32_t)length;
