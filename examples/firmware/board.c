@@ -82,6 +82,7 @@ void board_say_memory(void)
     uintptr_t lowest = (uintptr_t)stack_start;
     while (REGISTER(lowest) == UNUSED)
         lowest += 4;
-    board_say("RAM: % bytes of variables, % bytes of stack\n",
-              (uintptr_t)bss_end - (uintptr_t)data_start, (uintptr_t)stack_end - lowest);
+    board_say("% bytes of code, % of variables, % of stack\n",
+              (uintptr_t)data_load - (uintptr_t)vectors, (uintptr_t)bss_end - (uintptr_t)data_start,
+              (uintptr_t)stack_end - lowest);
 }

@@ -12,5 +12,5 @@ extern volatile uint32_t board_ms; // milliseconds since the start, wraps
 void board_interrupt(void);        // the driver has it: one of its interrupts came
 void board_debugger(uint32_t call, void *argument);
 void board_say(const char *format, ...); // $ stands for a string, % for a uint32_t
-void board_say_memory(void);             // how much RAM the program takes
+void board_say_memory(void);             // what the program takes
 void board_exit(int status) __attribute__((noreturn));

@@ -8,8 +8,8 @@
 //
 // Writes and verifies the first 8 MiB of the export "scratch": what is there is lost.
 //
-// For your board: ../board.c, ../board.ld, lan9118.c, lwipopts.h, and here the addresses,
-// SLOTS and BLOCK_SIZE.
+// For your board: ../board.c, ../board.ld, lan9118.c, lwipopts.h, and here SLOTS, BLOCK_SIZE,
+// and the addresses in `start`.
 //
 // lwIP calls back, so the engine is driven by the calls of "Own I/O":
 //   - What comes in is copied from lwIP's packets to where nbd_incoming wants it, and
@@ -18,9 +18,9 @@
 //     acknowledged it (tcp_sent), and only then nbd_sent says so.  Until then it is on
 //     offer, and stays at the head of each nbd_outgoing: `queued` bytes are passed over.
 //     Acknowledgements come for a part of the offer.  That ends the offer, and the rest is
-//     offered again, but payload only is sure to lie where it was: it is the program's,
-//     until its DONE, which does not come before its last byte is acknowledged.  So the few
-//     bytes of the client's buffer are copied, and no payload is.
+//     offered again at once; but only payload is sure to lie where it was: it is the
+//     program's, until its DONE, which does not come before its last byte is acknowledged,
+//     also if the server answers early.  So the headers are copied, and no payload is.
 #define NBD_IMPLEMENTATION
 #include "../board.h"
 #include "ethernet.h"
@@ -50,7 +50,7 @@ static struct {
 
 static struct netif netif;
 static struct tcp_pcb *pcb; // NULL: none, or lost
-static const char *why = "";
+static const char *why = "", *on_reset = "connection refused";
 static size_t queued; // bytes that lwIP has and the server has not acknowledged
 
 /// The program ///
@@ -60,7 +60,9 @@ static void check(int error, const char *what, uint64_t offset)
     if (!error) return;
     board_say("lwip: $ at sector %: $ $ $ $\n", what, (uint32_t)(offset / 512), nbd_strerror(error),
               nbd_detail(&client), message, why);
-    if (pcb) tcp_abort(pcb); // lwIP lets go of all memory that is on offer
+    // This makes lwIP let go of all memory that is on offer.  A program that goes on from here,
+    // with nbd_abandon and a new connection, returns ERR_ABRT from lwIP's callback.
+    if (pcb) tcp_abort(pcb);
     board_exit(1);
 }
 
@@ -179,15 +181,17 @@ static err_t on_received(void *context, struct tcp_pcb *of, struct pbuf *packet,
 static void on_error(void *context, err_t error)
 {
     (void)context;
-    why = error == ERR_RST ? "connection refused or reset" : "no answer";
+    why = error == ERR_RST ? on_reset : "no answer";
     pcb = NULL;
-    (void)nbd_sent(&client, NBD_IO_ERROR);
+    queued = 0;
+    (void)nbd_sent(&client, NBD_IO_ERROR); // it returns NBD_ERR_STATE if nothing is on offer
     end_input(NBD_IO_ERROR);
 }
 
 static err_t on_connected(void *context, struct tcp_pcb *of, err_t error)
 {
     (void)context, (void)of;
+    on_reset = "connection reset";
     return error;
 }
 

@@ -9,8 +9,8 @@
 // Lists the partitions, then writes and verifies 32 KiB in the first one of type da (data
 // of no file system): what is there is lost.
 //
-// For your board: ../board.c, ../board.ld, and here the six registers of the UART with
-// uart_start.  A line that loses bytes when they come too fast needs RTS and CTS.
+// For your board: ../board.c, ../board.ld, and here all above "The program".  NBD needs every
+// byte: where nothing stops the sender as QEMU does, use RTS and CTS.
 #define NBD_IMPLEMENTATION
 #include "../board.h"
 #include "nbd.h"
@@ -21,7 +21,7 @@
 #define INTERRUPT REGISTER(0x4000400c)
 #define DIVISOR REGISTER(0x40004010)
 
-#define BLOCK_SIZE 1024u // a multiple of the server's minimum_block
+#define BLOCK_SIZE 1024u // yours: a multiple of the server's minimum_block
 #define PROOF_SIZE 32768u
 #define PATTERN(at) ((uint8_t)((at)*2654435761u >> 24))
 
@@ -54,10 +54,9 @@ static void uart_start(void)
 static ptrdiff_t uart_send(void *context, const nbd_iovec *iov, unsigned count, unsigned flags)
 {
     ptrdiff_t sent = 0;
-    size_t i;
     (void)context, (void)flags;
     for (; count-- > 0; iov++) {
-        for (i = 0; i < iov->size; i++, sent++) {
+        for (size_t i = 0; i < iov->size; i++, sent++) {
             if (STATE & 1) return sent > 0 ? sent : NBD_IO_WRITE;
             DATA = ((const uint8_t *)iov->base)[i];
         }
@@ -68,10 +67,9 @@ static ptrdiff_t uart_send(void *context, const nbd_iovec *iov, unsigned count, 
 static ptrdiff_t uart_recv(void *context, const nbd_iovec *iov, unsigned count)
 {
     uint32_t begin = tail, end = head; // more may come meanwhile
-    size_t i;
     (void)context;
     for (; count-- > 0; iov++)
-        for (i = 0; i < iov->size && tail != end; i++, tail++)
+        for (size_t i = 0; i < iov->size && tail != end; i++, tail++)
             ((uint8_t *)iov->base)[i] = ring[tail % sizeof ring];
     LOCK();
     board_interrupt(); // there is room again
@@ -115,19 +113,18 @@ static void check(int error, const char *what, uint32_t sector)
 // Returns the first sector of the partition to write to.
 static uint32_t find_partition(uint64_t disk_size)
 {
-    uint32_t i, found = 0;
+    uint32_t found = 0;
     check(nbd_sync_read(&sync, block, BLOCK_SIZE, 0), "read of the partition table", 0);
     if (block[510] != 0x55 || block[511] != 0xaa) check(NBD_EINVAL, "partition table", 0);
-    for (i = 0; i < 4; i++) {
+    for (uint32_t i = 0; i < 4; i++) {
         const uint8_t *entry = block + 446 + 16 * i;
-        uint32_t first, count; // little-endian, as this processor is
-        memcpy(&first, entry + 8, 4);
-        memcpy(&count, entry + 12, 4);
+        uint32_t at[2]; // first sector, sectors: little-endian, as this processor is
+        memcpy(at, entry + 8, sizeof at);
         if (entry[4] == 0) continue;
-        board_say("partition %: type %, first sector %, % sectors\n", i + 1, entry[4], first,
-                  count);
-        if (first + (uint64_t)count > disk_size / 512) check(NBD_ERR_BOUNDS, "partition", first);
-        if (entry[4] == 0xda && count >= PROOF_SIZE / 512 && !found) found = first;
+        board_say("partition %: type %, first sector %, % sectors\n", i + 1, entry[4], at[0],
+                  at[1]);
+        if (at[0] + (uint64_t)at[1] > disk_size / 512) check(NBD_ERR_BOUNDS, "partition", at[0]);
+        if (entry[4] == 0xda && at[1] >= PROOF_SIZE / 512 && !found) found = at[0];
     }
     if (!found) check(NBD_EINVAL, "no partition of type da (218)", 0);
     return found;
@@ -135,9 +132,9 @@ static uint32_t find_partition(uint64_t disk_size)
 
 static void prove(uint32_t sector)
 {
-    uint32_t at, i, began = board_ms, written;
+    uint32_t at, began = board_ms, written;
     for (at = 0; at < PROOF_SIZE; at += BLOCK_SIZE) {
-        for (i = 0; i < BLOCK_SIZE; i++)
+        for (uint32_t i = 0; i < BLOCK_SIZE; i++)
             block[i] = PATTERN(at + i);
         check(nbd_sync_write(&sync, block, BLOCK_SIZE, sector * (uint64_t)512 + at, 0), "write",
               sector + at / 512);
@@ -147,7 +144,7 @@ static void prove(uint32_t sector)
     for (at = 0; at < PROOF_SIZE; at += BLOCK_SIZE) {
         check(nbd_sync_read(&sync, block, BLOCK_SIZE, sector * (uint64_t)512 + at), "read",
               sector + at / 512);
-        for (i = 0; i < BLOCK_SIZE; i++)
+        for (uint32_t i = 0; i < BLOCK_SIZE; i++)
             if (block[i] != PATTERN(at + i)) check(NBD_EIO, "verification", (at + i) / 512);
     }
     board_say("wrote and verified % bytes at sector %: % KiB/s, % KiB/s\n", PROOF_SIZE, sector,
