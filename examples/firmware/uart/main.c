@@ -2,7 +2,7 @@
 //
 //     examples/firmware/build.sh uart build/uart.elf
 //     nbdkit -f -U /tmp/nbd.sock file disk.img &
-//     qemu-system-arm -M mps2-an385 -display none -monitor none -nodefaults
+//     qemu-system-arm -M mps2-an385 -display none -monitor none -nodefaults -nic user
 //         -chardev socket,id=nbd,path=/tmp/nbd.sock -serial chardev:nbd
 //         -semihosting-config enable=on,target=native -kernel build/uart.elf
 //
@@ -11,6 +11,7 @@
 //
 // For your board: ../board.c, ../board.ld, and here all above "The program".  NBD needs every
 // byte: where nothing stops the sender as QEMU does, use RTS and CTS.
+#define NBD_IOVECS 4 // a UART gains nothing by more: less stack
 #define NBD_IMPLEMENTATION
 #include "../board.h"
 #include "nbd.h"
