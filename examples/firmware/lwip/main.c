@@ -33,6 +33,7 @@
 #define SLOTS 4u
 #define BLOCK_SIZE 8192u // a multiple of the server's minimum_block
 #define PROOF_SIZE (8u << 20)
+#define WRONG 1000 // no error of nbd.h: the rest of the line says what it is
 
 #ifndef LIMIT_MS
 #define LIMIT_MS 10000u // of silence
@@ -58,8 +59,8 @@ static size_t queued; // bytes that lwIP has and the server has not acknowledged
 static void check(int error, const char *what, uint64_t offset)
 {
     if (!error) return;
-    board_say("lwip: $ at sector %: $ $ $ $\n", what, (uint32_t)(offset / 512), nbd_strerror(error),
-              nbd_detail(&client), message, why);
+    board_say("lwip: sector %: $ $ $ $ $\n", (uint32_t)(offset / 512), what,
+              error == WRONG ? "" : nbd_strerror(error), nbd_detail(&client), message, why);
     // This makes lwIP let go of all memory that is on offer.  A program that goes on from here,
     // with nbd_abandon and a new connection, returns ERR_ABRT from lwIP's callback.
     if (pcb) tcp_abort(pcb);
@@ -75,7 +76,7 @@ static void issue(uint32_t command, uint32_t *block, uint32_t offset)
     op.buffer = command == NBD_READ ? block : NULL;
     op.data = command == NBD_WRITE ? block : NULL;
     op.user = block;
-    check(nbd_issue(&client, &op, NULL), command == NBD_READ ? "read" : "write", offset);
+    check(nbd_issue(&client, &op, NULL), command == NBD_READ ? "read:" : "write:", offset);
 }
 
 static uint32_t pattern(uint32_t at)
@@ -95,13 +96,13 @@ static void issue_next(uint32_t *block)
 
 static void done(const nbd_event *e)
 {
-    static const char *const names[] = {"", "read", "write", "flush"};
+    static const char *const names[] = {"", "read:", "write:", "flush:"};
     uint32_t i, *block = e->user;
     check(e->error, names[e->command], e->offset);
     if (!block) return;
     for (i = 0; e->command == NBD_READ && i < BLOCK_SIZE / 4; i++)
         if (block[i] != pattern((uint32_t)e->offset + 4 * i))
-            check(NBD_EIO, "verification", e->offset);
+            check(WRONG, "bytes differ", e->offset);
     issue_next(block);
 }
 
@@ -112,7 +113,7 @@ static void take_events(void)
         if (e.type == NBD_EVENT_TEXT && e.text_kind == NBD_TEXT_MESSAGE)
             (void)nbd_escape(message, sizeof message, e.text, e.text_size);
         if (e.type == NBD_EVENT_DONE) done(&e);
-        if (e.type == NBD_EVENT_CLOSED) check(e.error, "session", job.next);
+        if (e.type == NBD_EVENT_CLOSED) check(e.error, "session:", job.next);
         over |= e.type == NBD_EVENT_CLOSED;
     }
 }
@@ -153,7 +154,7 @@ static err_t on_sent(void *context, struct tcp_pcb *of, u16_t size)
 {
     (void)context, (void)of;
     queued -= size;
-    check(nbd_sent(&client, size), "acknowledgement", 0);
+    check(nbd_sent(&client, size), "acknowledgement:", 0);
     push(); // the rest is on offer again before any reply to it is seen
     return ERR_OK;
 }
@@ -168,7 +169,7 @@ static err_t on_received(void *context, struct tcp_pcb *of, struct pbuf *packet,
     while (packet && taken < packet->tot_len && nbd_incoming(&client, &piece, 1)) {
         u16_t part = (u16_t)LWIP_MIN(piece.size, packet->tot_len - taken);
         (void)pbuf_copy_partial(packet, piece.base, part, (u16_t)taken);
-        check(nbd_received(&client, part), "input", 0);
+        check(nbd_received(&client, part), "input:", 0);
         taken += part;
         tcp_recved(of, part);
         take_events();
@@ -213,7 +214,7 @@ static void turn(void)
     take_events();
     if (pcb) push();
     if (count->bytes_sent + count->bytes_received != moved) moved_at = board_ms;
-    check(board_ms - moved_at > LIMIT_MS ? NBD_ERR_TIMEOUT : 0, "session", job.next);
+    check(board_ms - moved_at > LIMIT_MS ? NBD_ERR_TIMEOUT : 0, "session:", job.next);
     LOCK();
     if (!ethernet_waits()) SLEEP();
     UNLOCK();
@@ -249,15 +250,15 @@ static void start(void)
     lwip_init();
     pcb = tcp_new();
     if (!netif_add(&netif, &address, &mask, &router, NULL, ethernet_start, netif_input) || !pcb)
-        check(NBD_ERR_CONNECT, "start", 0);
+        check(NBD_ERR_CONNECT, "start:", 0);
     netif_set_default(&netif);
     netif_set_up(&netif);
     tcp_nagle_disable(pcb); // the engine joins what goes out together
     tcp_sent(pcb, on_sent);
     tcp_recv(pcb, on_received);
     tcp_err(pcb, on_error);
-    check(tcp_connect(pcb, &server, port_asked_for(), on_connected) ? NBD_ERR_CONNECT : 0, "start",
-          0);
+    check(tcp_connect(pcb, &server, port_asked_for(), on_connected) ? NBD_ERR_CONNECT : 0,
+          "start:", 0);
 }
 
 // Returns the milliseconds that it took.
@@ -289,14 +290,14 @@ int main(void)
     const nbd_counters *count = nbd_count(&client);
     config.buffer_size = sizeof buffer;
     config.export_name = "scratch";
-    check(nbd_init(&client, &config), "start", 0);
-    check(nbd_connect(&client, NULL), "start", 0);
+    check(nbd_init(&client, &config), "start:", 0);
+    check(nbd_connect(&client, NULL), "start:", 0);
     start();
     while (nbd_phase(&client) != NBD_PHASE_TRANSMISSION)
         turn();
     say_rate("wrote", run(NBD_WRITE));
     say_rate("verified", run(NBD_READ));
-    check(nbd_disconnect(&client), "disconnect", 0);
+    check(nbd_disconnect(&client), "disconnect:", 0);
     while (!over)
         turn();
     if (pcb) (void)tcp_close(pcb);

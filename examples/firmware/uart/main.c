@@ -24,6 +24,7 @@
 
 #define BLOCK_SIZE 1024u // yours: a multiple of the server's minimum_block
 #define PROOF_SIZE 32768u
+#define WRONG 1000 // no error of nbd.h: the rest of the line says what it is
 #define PATTERN(at) ((uint8_t)((at)*2654435761u >> 24))
 
 #ifndef LIMIT_MS
@@ -106,7 +107,7 @@ static uint8_t buffer[NBD_BUFFER_MIN], block[BLOCK_SIZE];
 static void check(int error, const char *what, uint32_t sector)
 {
     if (!error) return;
-    board_say("uart: $ at sector %: $ $ $\n", what, sector, nbd_strerror(error),
+    board_say("uart: sector %: $ $ $ $\n", sector, what, error == WRONG ? "" : nbd_strerror(error),
               nbd_detail(&client), sync.message);
     board_exit(1);
 }
@@ -115,8 +116,8 @@ static void check(int error, const char *what, uint32_t sector)
 static uint32_t find_partition(uint64_t disk_size)
 {
     uint32_t found = 0;
-    check(nbd_sync_read(&sync, block, BLOCK_SIZE, 0), "read of the partition table", 0);
-    if (block[510] != 0x55 || block[511] != 0xaa) check(NBD_EINVAL, "partition table", 0);
+    check(nbd_sync_read(&sync, block, BLOCK_SIZE, 0), "read of the partition table:", 0);
+    if (block[510] != 0x55 || block[511] != 0xaa) check(WRONG, "no partition table", 0);
     for (uint32_t i = 0; i < 4; i++) {
         const uint8_t *entry = block + 446 + 16 * i;
         uint32_t at[2]; // first sector, sectors: little-endian, as this processor is
@@ -124,10 +125,10 @@ static uint32_t find_partition(uint64_t disk_size)
         if (entry[4] == 0) continue;
         board_say("partition %: type %, first sector %, % sectors\n", i + 1, entry[4], at[0],
                   at[1]);
-        if (at[0] + (uint64_t)at[1] > disk_size / 512) check(NBD_ERR_BOUNDS, "partition", at[0]);
+        if (at[0] + (uint64_t)at[1] > disk_size / 512) check(NBD_ERR_BOUNDS, "partition:", at[0]);
         if (entry[4] == 0xda && at[1] >= PROOF_SIZE / 512 && !found) found = at[0];
     }
-    if (!found) check(NBD_EINVAL, "no partition of type da (218)", 0);
+    if (!found) check(WRONG, "no partition of type da (218)", 0);
     return found;
 }
 
@@ -137,16 +138,16 @@ static void prove(uint32_t sector)
     for (at = 0; at < PROOF_SIZE; at += BLOCK_SIZE) {
         for (uint32_t i = 0; i < BLOCK_SIZE; i++)
             block[i] = PATTERN(at + i);
-        check(nbd_sync_write(&sync, block, BLOCK_SIZE, sector * (uint64_t)512 + at, 0), "write",
-              sector + at / 512);
+        check(nbd_sync_write(&sync, block, BLOCK_SIZE, sector * (uint64_t)512 + at, 0),
+              "write:", sector + at / 512);
     }
-    if (nbd_allows(&client, NBD_FLUSH, 0)) check(nbd_sync_flush(&sync), "flush", sector);
+    if (nbd_allows(&client, NBD_FLUSH, 0)) check(nbd_sync_flush(&sync), "flush:", sector);
     written = board_ms;
     for (at = 0; at < PROOF_SIZE; at += BLOCK_SIZE) {
-        check(nbd_sync_read(&sync, block, BLOCK_SIZE, sector * (uint64_t)512 + at), "read",
-              sector + at / 512);
+        check(nbd_sync_read(&sync, block, BLOCK_SIZE, sector * (uint64_t)512 + at),
+              "read:", sector + at / 512);
         for (uint32_t i = 0; i < BLOCK_SIZE; i++)
-            if (block[i] != PATTERN(at + i)) check(NBD_EIO, "verification", (at + i) / 512);
+            if (block[i] != PATTERN(at + i)) check(WRONG, "bytes differ", sector + at / 512);
     }
     board_say("wrote and verified % bytes at sector %: % KiB/s, % KiB/s\n", PROOF_SIZE, sector,
               PROOF_SIZE / (written - began + 1), PROOF_SIZE / (board_ms - written + 1));
@@ -161,14 +162,14 @@ int main(void)
     sync.client = &client;
     sync.timeout_ms = LIMIT_MS;
     uart_start();
-    check(nbd_init(&client, &config), "start", 0);
-    check(nbd_sync_connect(&sync, &uart), "handshake", 0);
+    check(nbd_init(&client, &config), "start:", 0);
+    check(nbd_sync_connect(&sync, &uart), "handshake:", 0);
     prove(find_partition(nbd_negotiated(&client)->size));
     board_say("sent % bytes in % calls, received % bytes in % calls\n", (uint32_t)count->bytes_sent,
               (uint32_t)count->sends, (uint32_t)count->bytes_received, (uint32_t)count->receives);
     board_say_memory();
     // This stream has no end: nothing to write means that the goodbye is out.
-    check(nbd_disconnect(&client), "disconnect", 0);
+    check(nbd_disconnect(&client), "disconnect:", 0);
     do
         (void)nbd_poll(&client, NBD_WANT_WRITE);
     while (nbd_next(&client, &event) || nbd_wants(&client) & (NBD_WANT_WRITE | NBD_WANT_NOW));
