@@ -50,10 +50,10 @@ calls_of_engine() {
         arm-none-eabi-nm -u "$tmp/engine.o" | sed 's/.* //' | grep -v -E -x "$allowed" | nothing "$1"
 }
 
-# emulate IMAGE OPTIONS...: its output and its status; 120 seconds at most.
+# emulate IMAGE OPTIONS...: its output and its status; 60 seconds at most.
 emulate() {
     # shellcheck disable=SC2086
-    timeout 120 qemu-system-arm $board -semihosting-config \
+    timeout 60 qemu-system-arm $board -semihosting-config \
         "enable=on,target=native,arg=firmware,arg=$port" -kernel "$@" </dev/null 2>&1
 }
 
@@ -135,13 +135,15 @@ serve_until() {
         pwrite='cat >/dev/null; [ "$4" -lt '"$4"' ] || kill -'"$1"' $PPID'
 }
 
-was_killed() {
+# ended_with STATUS: the server is over by itself.
+ended_with() {
+    ended "$server_pid" || return
     wait "$server_pid"
-    [ $? = 137 ]
+    [ $? = "$1" ]
 }
 
 was_stopped() {
-    grep -q '^State:.T' "/proc/$server_pid/status" && kill -9 "$server_pid" && was_killed
+    grep -q '^State:.T' "/proc/$server_pid/status" && kill -9 "$server_pid"
 }
 
 # A server on $port that sends $1, and resets the connection when something has come.
@@ -187,7 +189,7 @@ uart_failures() {
     make_disk "$disk"
     serve_until KILL serve_uart "$disk" $((1024 * 512 + 16384))
     refuse 'uart: server that dies' 'sector 1056: write: timed out' over_uart
-    check 'uart: it did die' was_killed
+    check 'uart: it did die' ended_with 137
 }
 
 lwip_tests() {
@@ -215,7 +217,7 @@ lwip_losses() {
     fresh_port
     launch python3 tests/firmware/early.py "$port" "$disk"
     check 'lwip: nor do early answers' over_tcp "$lossy"
-    check 'lwip: the server comes to its end' wait "$server_pid"
+    check 'lwip: the server comes to its end' ended_with 0
     check 'lwip: what is on its way keeps its memory' cmp -n $((8 << 20)) "$disk" "$disk.expected"
 }
 
@@ -228,7 +230,7 @@ lwip_failures() {
     refuse 'lwip: export too small' 'sector 8192: write: request runs past the end' over_tcp
     serve_until KILL serve_tcp "$disk" $((4 << 20))
     refuse 'lwip: server that dies' 'sector [0-9]*: write: \(server closed\|transport failed\)' over_tcp
-    check 'lwip: it did die' was_killed
+    check 'lwip: it did die' ended_with 137
     serve_until STOP serve_tcp "$disk" $((4 << 20))
     refuse 'lwip: server that falls silent' 'sector [0-9]*: session: timed out' over_tcp "$quick"
     check 'lwip: it is there still' was_stopped
