@@ -37,19 +37,20 @@ PROGRAMS := $(patsubst tests/%.c,build/tests/%,$(wildcard tests/test_*.c)) \
     $(patsubst tests/hostile/%.c,build/tests/hostile_%,$(wildcard tests/hostile/*.c))
 SERVER := build/tests/server
 TOOLS := $(SERVER) build/tests/every build/tests/judge build/tests/differential build/tests/deadlock
-SOURCES := nbd.h $(wildcard examples/*.[ch] tests/*.[ch] tests/compile/*.[ch] tests/fuzz/*.[ch] \
-    tests/hostile/*.[ch] tests/transports/*.h bench/*.[ch])
+SOURCES := nbd.h $(wildcard examples/*.[ch] examples/firmware/*.[ch] examples/firmware/*/*.[ch] \
+    examples/firmware/*/*/*.[ch] tests/*.[ch] tests/compile/*.[ch] tests/firmware/*.[ch] \
+    tests/fuzz/*.[ch] tests/hostile/*.[ch] tests/transports/*.h bench/*.[ch])
 
 # Debian packages for the tests that use other people's programs.
-PACKAGES := afl++ clang clang-19 clang-format clang-tidy cppcheck debootstrap e2fsprogs file g++ \
-    gcc-12-multilib gcc-arm-none-eabi git gnutls-bin gnuplot-nox libc6-dev-i386 libclang-rt-14-dev \
-    libclang-rt-19-dev libev-dev libmbedtls-dev libnbd-bin libnbd-dev libnewlib-arm-none-eabi \
-    libssl-dev liburing-dev linux-libc-dev llvm-19 musl-tools nbd-server nbdkit nbdkit-plugin-python \
-    pkg-config python3 python3-clang-14 qemu-user qemu-utils shellcheck strace tcc tshark \
-    valgrind
+PACKAGES := afl++ clang clang-19 clang-format clang-tidy cppcheck debootstrap dpkg-dev \
+    e2fsprogs file g++ gcc-12-multilib gcc-arm-none-eabi git gnutls-bin gnuplot-nox \
+    libc6-dev-i386 libclang-rt-14-dev libclang-rt-19-dev libev-dev libmbedtls-dev libnbd-bin \
+    libnbd-dev libnewlib-arm-none-eabi libssl-dev liburing-dev linux-libc-dev llvm-19 \
+    musl-tools nbd-server nbdkit nbdkit-plugin-python pkg-config python3 python3-clang-14 \
+    qemu-system-arm qemu-user qemu-utils shellcheck strace tcc tshark valgrind
 
 .DELETE_ON_ERROR:
-.PHONY: all tests demo check deps size bench bench-quick bench-programs bench-extents \
+.PHONY: all tests demo check deps size firmware bench bench-quick bench-programs bench-extents \
     bench-no-init bench-send-more bench-parallel bench-connections bench-tls fuzz fuzz-long \
     coverage mutation format format-check install clean FORCE
 
@@ -73,9 +74,14 @@ deps:
 	$(APT_GET) update
 	$(APT_GET) install -y --no-install-recommends $(PACKAGES)
 	tests/trixie.sh
+	tests/lwip.sh
 
 size:
 	@CC='$(CC)' tests/size.sh table
+
+# Both images in QEMU against nbdkit, with the figures that they print.
+firmware:
+	@tests/firmware.sh
 
 # The programs that `make bench` runs; the one of libnbd where libnbd is installed.
 BENCH := build/bench/fastserver build/bench/nbdh build/bench/floor \

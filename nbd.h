@@ -2892,7 +2892,7 @@ static int nbdi_status_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, ui
         return nbdi_broken(c, NBDI_SAY("block status chunk of wrong kind"));
     }
     if (length < head + each || length > head + each * NBDI_EXTENTS_MAX ||
-        ((uint32_t)length - head) % each) {
+        ((uint32_t)length - head) & (each - 1)) {
         return nbdi_broken(c, NBDI_SAY("block status chunk of wrong length"));
     }
     c->left = (uint32_t)length;

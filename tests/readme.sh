@@ -3,8 +3,8 @@
 # The documentation is true: each shell block of README.md runs, each C block compiles,
 # and the examples that stand in two places are the same.
 #
-# The blocks run in a copy of this tree.  There apt-get and tests/trixie.sh are only
-# printed, and "make check" runs one test, since this script is itself a part of all.
+# The blocks run in a copy of this tree.  There apt-get, tests/trixie.sh and tests/lwip.sh are
+# only printed, and "make check" runs one test, since this script is itself a part of all.
 . tests/lib.sh
 
 # Writes the blocks of language $1 to $tmp/$1.1, $tmp/$1.2 ...
@@ -29,7 +29,8 @@ same_as_hello() {
 make_copy() {
     mkdir "$tmp/copy" "$tmp/home" &&
         tar -c --exclude=./build --exclude=./.git . | tar -x -C "$tmp/copy" &&
-        printf '#!/bin/sh\necho trixie.sh\n' >"$tmp/copy/tests/trixie.sh"
+        printf '#!/bin/sh\necho trixie.sh\n' >"$tmp/copy/tests/trixie.sh" &&
+        printf '#!/bin/sh\necho lwip.sh\n' >"$tmp/copy/tests/lwip.sh"
 }
 
 run_block() {

@@ -6,20 +6,10 @@
 # this machine's own come from.
 set -e
 
+# shellcheck source=tests/archive.sh
+. "$(dirname "$0")/archive.sh"
+
 tree=${NBD_TRIXIE:-/var/cache/nbd.h-trixie}
-new=
-
-die() {
-    echo "trixie.sh: $1" >&2
-    exit 1
-}
-
-# debootstrap leaves mounts behind when it fails: they are not to be emptied.
-finish() {
-    [ -z "$new" ] || rm -rf --one-file-system "$new" "$new.log"
-}
-trap finish EXIT
-trap 'exit 1' HUP INT TERM
 
 is_complete() {
     for program in qemu-nbd nbdkit nbd-server nbdinfo; do
@@ -27,20 +17,10 @@ is_complete() {
     done
 }
 
-# Of the archives that apt knows the one of the release itself, not of its updates.
-archive() {
-    # shellcheck disable=SC1091
-    codename=$(. /etc/os-release && echo "$VERSION_CODENAME")
-    # shellcheck disable=SC2016
-    apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' "Codename: $codename" |
-        head -n 1
-}
-
 is_complete "$tree" && exit
 [ ! -e "$tree" ] || die "$tree is there, but is not complete: remove it"
 [ "$(id -u)" = 0 ] || die 'needs root'
-uri=$(archive)
-[ -n "$uri" ] || die 'apt knows no archive: run apt-get update'
+archive
 
 mkdir -p "$(dirname "$tree")"
 new=$(mktemp -d "$tree.XXXXXX")
