@@ -42,8 +42,8 @@ static inline int one_piece_wait(void *context, unsigned wants, int *timeout_ms)
 static inline void one_piece_init(one_piece *o, int fd)
 {
     // No finish: NBD_CMD_DISC has told the server that nothing follows.
-    const nbd_transport transport = {NBD_ONE_PIECE,  o,   one_piece_send, one_piece_recv,
-                                     one_piece_wait, NULL};
+    const nbd_transport transport = {
+        NBD_ONE_PIECE, o, one_piece_send, one_piece_recv, one_piece_wait, NULL, NULL};
 
     o->fd = fd;
     o->transport = transport;

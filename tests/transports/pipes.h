@@ -68,7 +68,7 @@ static inline int pipes_finish(void *context)
 
 static inline void pipes_init(pipes *p, int in, int out)
 {
-    const nbd_transport transport = {0, p, pipes_send, pipes_recv, pipes_wait, pipes_finish};
+    const nbd_transport transport = {0, p, pipes_send, pipes_recv, pipes_wait, pipes_finish, NULL};
 
     p->in = in;
     p->out = out;

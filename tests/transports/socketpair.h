@@ -70,7 +70,8 @@ static inline void socketpair_init(socketpair_io *s, int fd)
 {
     // A call that moves less than asked has emptied or filled the socket.
     const nbd_transport transport = {
-        NBD_SHORT_IS_DRY, s, socketpair_send, socketpair_recv, socketpair_wait, socketpair_finish};
+        NBD_SHORT_IS_DRY,  s,   socketpair_send, socketpair_recv, socketpair_wait,
+        socketpair_finish, NULL};
 
     s->fd = fd;
     s->transport = transport;

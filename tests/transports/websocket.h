@@ -228,7 +228,7 @@ static inline int websocket_wait(void *context, unsigned wants, int *timeout_ms)
 static inline void websocket_init(websocket *w, int fd, uint32_t (*random)(void))
 {
     const nbd_transport transport = {
-        0, w, websocket_send, websocket_recv, websocket_wait, websocket_finish};
+        0, w, websocket_send, websocket_recv, websocket_wait, websocket_finish, NULL};
 
     memset(w, 0, sizeof *w);
     w->fd = fd;
