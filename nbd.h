@@ -95,6 +95,16 @@
 //   NBD_NO_SOCKETS   leaves out the socket transport, dialling and nbd_sync_open
 //   NBD_NO_DIAL      leaves out dialling and nbd_sync_open (getaddrinfo)
 //   NBD_NO_CONVENIENCE  leaves out URIs and the nbd_sync_ and nbd_walk_ calls
+//   NBD_NO_NEGOTIATE    leaves out nbd_negotiate, and lists of exports with it
+//   NBD_NO_BLOCK_STATUS leaves out metadata contexts and extents
+//   NBD_NO_EXTENDED_HEADERS  never asks for them
+//   NBD_NO_OLDSTYLE     gives oldstyle servers up with NBD_ERR_OLDSTYLE
+//   NBD_NO_TLS          leaves out STARTTLS
+//   NBD_NO_RAW          leaves out NBD_RAW and the NBD_UNCHECKED_ flags
+//   NBD_MINIMAL         all of these and NBD_NO_TEXT: for reading, writing and flushing with
+//                       simple or structured replies
+//                       What is left out by one of the last seven is refused: a flag with
+//                       NBD_ERR_ARG, a command too.
 //   NBD_MBEDTLS      adds TLS by mbedTLS 2.28 or 3.6
 //   NBD_TLS_STAGE    bytes in nbd_tls that a header and the data behind it are joined in,
 //                    to leave in one record; 512 to 16384, default 4096
@@ -137,6 +147,16 @@
 #ifndef NBD_TLS_STAGE
 #define NBD_TLS_STAGE 4096
 #endif
+#endif
+
+#ifdef NBD_MINIMAL
+#define NBD_NO_NEGOTIATE
+#define NBD_NO_BLOCK_STATUS
+#define NBD_NO_EXTENDED_HEADERS
+#define NBD_NO_OLDSTYLE
+#define NBD_NO_TLS
+#define NBD_NO_RAW
+#define NBD_NO_TEXT
 #endif
 
 #ifdef NBD_STATIC
@@ -781,7 +801,9 @@ NBD_API const char *nbd_detail(const nbd_client *client);
 // NBD_ERR_TLS (NBD_TLS_REQUIRE, and it is not STARTTLS), NBD_ERR_NAME, NBD_ERR_ARG
 // (NULL with a count or size above 0).
 // Chapter "Option types".
+#ifndef NBD_NO_NEGOTIATE
 NBD_API int nbd_negotiate(nbd_client *client, const nbd_option *option);
+#endif
 
 // After a STARTTLS event: run the TLS handshake on your stream, then hand over
 // the transport that encrypts (NULL with "Own I/O").  All that the server said
@@ -789,7 +811,9 @@ NBD_API int nbd_negotiate(nbd_client *client, const nbd_option *option);
 // transport: held for the life of the client.
 // Errors: NBD_ERR_STATE (no STARTTLS event is due, memory is on offer).
 // Chapter "TLS support".
+#ifndef NBD_NO_TLS
 NBD_API int nbd_starttls(nbd_client *client, const nbd_transport *transport);
+#endif
 
 /// Own I/O ///
 //
@@ -1508,6 +1532,43 @@ enum nbdi_step { NBDI_WAIT, NBDI_AGAIN, NBDI_EVENT };
 #define NBD_ASSERT(x) ((void)0)
 #endif
 
+// What is cut is a constant 0 here, so that its code goes without a mark of its own.
+#ifdef NBD_NO_NEGOTIATE
+#define NBDI_NEGOTIATES 0
+#else
+#define NBDI_NEGOTIATES 1
+#endif
+#ifdef NBD_NO_BLOCK_STATUS
+#define NBDI_STATUSES 0
+#else
+#define NBDI_STATUSES 1
+#endif
+#ifdef NBD_NO_EXTENDED_HEADERS
+#define NBDI_EXTENDS 0
+#else
+#define NBDI_EXTENDS 1
+#endif
+#ifdef NBD_NO_OLDSTYLE
+#define NBDI_OLDSTYLES 0
+#else
+#define NBDI_OLDSTYLES 1
+#endif
+#ifdef NBD_NO_TLS
+#define NBDI_ENCRYPTS 0
+#else
+#define NBDI_ENCRYPTS 1
+#endif
+#ifdef NBD_NO_RAW
+#define NBDI_RAWS 0
+#else
+#define NBDI_RAWS 1
+#endif
+
+// The bits of nbd_config.flags that are known.
+#define NBDI_CONFIG_FLAGS \
+    (0x0007u | NBDI_NEGOTIATES * NBD_NEGOTIATE | \
+     NBDI_ENCRYPTS * (NBD_TLS_ALLOW | NBD_TLS_REQUIRE) | NBDI_RAWS * 0xff00u)
+
 #ifdef NBD_NO_TEXT
 #define NBDI_SAY(text) ""
 #else
@@ -1577,6 +1638,12 @@ static inline void nbdi_put64(uint8_t *p, uint64_t value)
 static inline size_t nbdi_min(size_t a, size_t b)
 {
     return a < b ? a : b;
+}
+
+// Whether the configuration says so; 0 without looking for what is cut.
+static inline int nbdi_told(const nbd_client *c, uint32_t flag)
+{
+    return (c->config.flags & flag & NBDI_CONFIG_FLAGS) != 0;
 }
 
 static inline uint8_t *nbdi_at(const nbd_client *c, uint32_t place)
@@ -1791,7 +1858,7 @@ static int nbdi_result(const nbd_client *c, const nbd_slot *s)
     if (s->error) return s->error;
     if ((s->state & all) != all) return c->cause;
     if (s->command == NBD_READ && !nbdi_covered(s)) return NBD_ERR_GAP;
-    if (s->command == NBD_BLOCK_STATUS && s->range_count != c->got.context_count) {
+    if (NBDI_STATUSES && s->command == NBD_BLOCK_STATUS && s->range_count != c->got.context_count) {
         return NBD_ERR_GAP;
     }
     return 0;
@@ -1942,20 +2009,22 @@ static int nbdi_carries_data(uint32_t command)
 // NBD_RAW has no rule: any flags, any type.
 NBDI_WITHIN int nbdi_op_known(uint32_t command, uint32_t flags)
 {
-    if (command == NBD_RAW) return flags <= 0xffffu;
+    if (NBDI_RAWS && command == NBD_RAW) return flags <= 0xffffu;
     return command >= NBD_READ && command < NBD_RAW &&
+           (NBDI_STATUSES || command != NBD_BLOCK_STATUS) &&
            !(flags & ~(uint32_t)nbdi_rules[command].flags);
 }
 
 NBDI_APART size_t nbdi_payload(const nbd_slot *s)
 {
     if (s->command == NBD_READ) return 0;
-    return s->command == NBD_WRITE ? (size_t)s->size : s->data.one.size;
+    if (s->command == NBD_WRITE) return (size_t)s->size;
+    return NBDI_RAWS || NBDI_STATUSES ? s->data.one.size : 0;
 }
 
 static int nbdi_extended(const nbd_client *c)
 {
-    return c->got.protocol == NBD_PROTOCOL_EXTENDED;
+    return NBDI_EXTENDS && c->got.protocol == NBD_PROTOCOL_EXTENDED;
 }
 
 static uint32_t nbdi_header_size(const nbd_client *c)
@@ -1979,7 +2048,7 @@ static void nbdi_encode_request(nbd_client *c, const nbd_slot *s)
     uint32_t flags = s->flags & NBDI_WIRE_FLAGS, type;
     uint64_t size = s->size;
     uint8_t *p;
-    if (s->command == NBD_RAW) { // keeps both in the memory of the ranges
+    if (NBDI_RAWS && s->command == NBD_RAW) { // keeps both in the memory of the ranges
         type = s->range[0][0];
         flags = s->range[0][1];
     } else {
@@ -2134,7 +2203,8 @@ static int nbdi_names_export(uint32_t option)
 
 static int nbdi_has_queries(uint32_t option)
 {
-    return option == NBD_OPTION_LIST_META_CONTEXT || option == NBD_OPTION_SET_META_CONTEXT;
+    return NBDI_STATUSES &&
+           (option == NBD_OPTION_LIST_META_CONTEXT || option == NBD_OPTION_SET_META_CONTEXT);
 }
 
 static int nbdi_has_infos(uint32_t option)
@@ -2329,7 +2399,7 @@ static void nbdi_start(nbd_client *c)
         c->piece = 1;
         c->piece_fill = 1;
     }
-    if (option->option == NBD_OPTION_SET_META_CONTEXT) {
+    if (NBDI_STATUSES && option->option == NBD_OPTION_SET_META_CONTEXT) {
         c->got.context_count = 0;
         c->context_name = option->name;
     }
@@ -2344,7 +2414,7 @@ static void nbdi_start(nbd_client *c)
 
 static void nbdi_abort(nbd_client *c)
 {
-    if (!nbdi_fixed(c) || ((c->config.flags & NBD_TLS_REQUIRE) && !c->got.tls)) {
+    if (!nbdi_fixed(c) || (nbdi_told(c, NBD_TLS_REQUIRE) && !c->got.tls)) {
         c->state = NBDI_DEAD; // nothing may be sent that would say it politely
         c->fresh = 1;
         return;
@@ -2357,17 +2427,18 @@ static void nbdi_abort(nbd_client *c)
 // What is asked for without being told, in this order; each only where it is of use.
 static int nbdi_useful(const nbd_client *c, uint32_t option)
 {
-    uint32_t flags = c->config.flags;
     if (option == NBD_OPTION_EXPORT_NAME) return 1;
-    if (!nbdi_fixed(c) || (flags & NBD_ONLY_EXPORT_NAME)) return 0;
+    if (!nbdi_fixed(c) || nbdi_told(c, NBD_ONLY_EXPORT_NAME)) return 0;
     switch (option) {
-    case NBD_OPTION_STARTTLS: return (flags & (NBD_TLS_ALLOW | NBD_TLS_REQUIRE)) != 0;
+    case NBD_OPTION_STARTTLS: return nbdi_told(c, NBD_TLS_ALLOW | NBD_TLS_REQUIRE);
     case NBD_OPTION_EXTENDED_HEADERS:
-        return !(flags & (NBD_WITHOUT_EXTENDED_HEADERS | NBD_WITHOUT_STRUCTURED_REPLY));
+        return NBDI_EXTENDS &&
+               !nbdi_told(c, NBD_WITHOUT_EXTENDED_HEADERS | NBD_WITHOUT_STRUCTURED_REPLY);
     case NBD_OPTION_STRUCTURED_REPLY:
-        return !(flags & NBD_WITHOUT_STRUCTURED_REPLY) && c->got.protocol == NBD_PROTOCOL_SIMPLE;
+        return !nbdi_told(c, NBD_WITHOUT_STRUCTURED_REPLY) &&
+               c->got.protocol == NBD_PROTOCOL_SIMPLE;
     case NBD_OPTION_SET_META_CONTEXT:
-        return c->config.query_count > 0 && c->got.protocol != NBD_PROTOCOL_SIMPLE;
+        return NBDI_STATUSES && c->config.query_count > 0 && c->got.protocol != NBD_PROTOCOL_SIMPLE;
     default: return 1;
     }
 }
@@ -2398,7 +2469,7 @@ static int nbdi_haggle(nbd_client *c, nbd_event *event)
         nbdi_wind_up(c);
         return NBDI_AGAIN;
     }
-    if (!(c->config.flags & NBD_NEGOTIATE)) {
+    if (!nbdi_told(c, NBD_NEGOTIATE)) {
         nbdi_start_next(c);
         return NBDI_AGAIN;
     }
@@ -2496,7 +2567,7 @@ static int nbdi_step_text(nbd_client *c, nbd_event *event)
         event->server_error = c->reply_error;
         event->error = nbdi_option_error(c->reply_error);
     }
-    if (c->text_kind == NBD_TEXT_CONTEXT) {
+    if (NBDI_STATUSES && c->text_kind == NBD_TEXT_CONTEXT) {
         nbdi_note_context(c, p, size);
         event->context = c->found++;
     }
@@ -2520,10 +2591,12 @@ static int nbdi_step_magic(nbd_client *c, const uint8_t *p)
     }
     if (nbdi_get64(p + 8) == NBDI_MAGIC_OPTION) {
         c->state = NBDI_FLAGS;
-    } else if (nbdi_get64(p + 8) == NBDI_MAGIC_OLD) {
-        c->state = NBDI_OLD;
-    } else {
+    } else if (nbdi_get64(p + 8) != NBDI_MAGIC_OLD) {
         return nbdi_fail(c, NBD_ERR_NOT_NBD, NBDI_SAY("neither new nor old style"));
+    } else if (!NBDI_OLDSTYLES) {
+        return nbdi_fail(c, NBD_ERR_OLDSTYLE, NBDI_SAY("oldstyle is cut out"));
+    } else {
+        c->state = NBDI_OLD;
     }
     return NBDI_AGAIN;
 }
@@ -2558,7 +2631,7 @@ static int nbdi_ready(nbd_client *c, nbd_event *event)
 static int nbdi_step_old(nbd_client *c, const uint8_t *p, nbd_event *event)
 {
     c->got.style = NBD_STYLE_OLD;
-    if (c->config.flags & NBD_TLS_REQUIRE) {
+    if (nbdi_told(c, NBD_TLS_REQUIRE)) {
         return nbdi_fail(c, NBD_ERR_TLS, NBDI_SAY("oldstyle server"));
     }
     if (nbdi_string(c->config.export_name).size) {
@@ -2573,7 +2646,7 @@ NBDI_APART int nbdi_step_flags(nbd_client *c, const uint8_t *p, nbd_event *event
     c->handshake_flags = (uint8_t)(nbdi_get16(p) & ~(c->config.flags / NBD_WITHOUT_FIXED_NEWSTYLE) &
                                    (NBDI_FIXED_NEWSTYLE | NBDI_NO_ZEROES));
     c->got.style = c->handshake_flags & NBDI_FIXED_NEWSTYLE ? NBD_STYLE_FIXED : NBD_STYLE_NEW;
-    if ((c->config.flags & NBD_TLS_REQUIRE) && !nbdi_fixed(c)) {
+    if (nbdi_told(c, NBD_TLS_REQUIRE) && !nbdi_fixed(c)) {
         return nbdi_fail(c, NBD_ERR_TLS, NBDI_SAY("not fixed newstyle"));
     }
     c->flags_due = 1;
@@ -2588,7 +2661,8 @@ static int nbdi_reply_header_ok(const nbd_client *c, uint32_t type, uint32_t len
     switch (type) {
     case NBDI_REP_ACK: return length == 0;
     case NBDI_REP_SERVER:
-        return option == NBD_OPTION_LIST && length >= 4 && length <= 4 + 2 * NBDI_STRING_MAX;
+        return NBDI_NEGOTIATES && option == NBD_OPTION_LIST && length >= 4 &&
+               length <= 4 + 2 * NBDI_STRING_MAX;
     case NBDI_REP_INFO: return nbdi_has_infos(option) && length >= 2 && length <= NBDI_INFO_MAX;
     case NBDI_REP_META_CONTEXT:
         return nbdi_has_queries(option) && length >= 4 && length <= 4 + NBDI_STRING_MAX;
@@ -2726,6 +2800,7 @@ static int nbdi_accept(nbd_client *c, nbd_event *event)
 {
     switch (c->option.option) {
     case NBD_OPTION_STARTTLS:
+        if (!NBDI_ENCRYPTS) break;
         if (c->in_start != c->in_end) {
             return nbdi_fail(c, NBD_ERR_INJECTED, NBDI_SAY("bytes behind STARTTLS"));
         }
@@ -2742,10 +2817,12 @@ static int nbdi_accept(nbd_client *c, nbd_event *event)
             c->got.protocol = NBD_PROTOCOL_STRUCTURED;
         }
         break;
-    case NBD_OPTION_SET_META_CONTEXT: c->got.context_count = c->found; break;
+    case NBD_OPTION_SET_META_CONTEXT:
+        if (NBDI_STATUSES) c->got.context_count = c->found;
+        break;
     case NBD_OPTION_GO:
     case NBD_OPTION_EXPORT_NAME:
-        if (!nbdi_same_name(c->option.name, c->context_name)) {
+        if (NBDI_STATUSES && !nbdi_same_name(c->option.name, c->context_name)) {
             c->got.context_count = 0;
         }
         return nbdi_ready(c, event);
@@ -2761,12 +2838,12 @@ static int nbdi_refuse(nbd_client *c, nbd_event *event)
     if (error == NBD_REP_ERR_SHUTDOWN) {
         c->closing = 1;
         nbdi_note_error(c, error, NBDI_SAY("server is shutting down"));
-    } else if (option == NBD_OPTION_STARTTLS && (c->config.flags & NBD_TLS_REQUIRE)) {
+    } else if (option == NBD_OPTION_STARTTLS && nbdi_told(c, NBD_TLS_REQUIRE)) {
         return nbdi_fail(c, NBD_ERR_TLS, NBDI_SAY("server refused STARTTLS"));
     } else if (option == NBD_OPTION_GO && nbdi_extended(c) && error == NBD_REP_ERR_UNSUP) {
         return nbdi_broken(c, NBDI_SAY("no GO after extended headers"));
     } else if (option == NBD_OPTION_GO && error != NBD_REP_ERR_UNSUP &&
-               !(c->config.flags & NBD_NEGOTIATE)) {
+               !nbdi_told(c, NBD_NEGOTIATE)) {
         c->closing = 1;
         nbdi_note_error(c, error, NBDI_SAY("export refused"));
     }
@@ -2887,7 +2964,7 @@ static int nbdi_status_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, ui
 {
     int extended = nbdi_extended(c);
     uint32_t head = extended ? 8 : 4, each = extended ? 16 : 8;
-    if (s->command != NBD_BLOCK_STATUS ||
+    if (!NBDI_STATUSES || s->command != NBD_BLOCK_STATUS ||
         type != (extended ? NBDI_CHUNK_STATUS_EXT : NBDI_CHUNK_STATUS)) {
         return nbdi_broken(c, NBDI_SAY("block status chunk of wrong kind"));
     }
@@ -3154,16 +3231,16 @@ NBDI_APART int nbdi_step(nbd_client *c, nbd_event *event)
     c->in_start += size;
     switch ((enum nbdi_state)c->state) {
     case NBDI_MAGIC: return nbdi_step_magic(c, p);
-    case NBDI_OLD: return nbdi_step_old(c, p, event);
+    case NBDI_OLD: return NBDI_OLDSTYLES ? nbdi_step_old(c, p, event) : NBDI_WAIT;
     case NBDI_FLAGS: return nbdi_step_flags(c, p, event);
     case NBDI_HAGGLE: return nbdi_step_haggle(c);
     case NBDI_OPTION: return nbdi_step_option(c, p);
     case NBDI_INFO: return nbdi_step_info(c, p);
     case NBDI_INFO_EXPORT: return nbdi_step_info_export(c, p);
     case NBDI_INFO_BLOCK: return nbdi_step_info_block(c, p);
-    case NBDI_SERVER: return nbdi_step_server(c, p);
-    case NBDI_LISTED: return nbdi_step_listed(c);
-    case NBDI_CONTEXT: return nbdi_step_context(c, p);
+    case NBDI_SERVER: return NBDI_NEGOTIATES ? nbdi_step_server(c, p) : NBDI_WAIT;
+    case NBDI_LISTED: return NBDI_NEGOTIATES ? nbdi_step_listed(c) : NBDI_WAIT;
+    case NBDI_CONTEXT: return NBDI_STATUSES ? nbdi_step_context(c, p) : NBDI_WAIT;
     case NBDI_NAME: return nbdi_step_name(c, p);
     case NBDI_TEXT: return nbdi_step_text(c, event);
     case NBDI_SKIP: return nbdi_step_skip(c);
@@ -3174,8 +3251,8 @@ NBDI_APART int nbdi_step(nbd_client *c, nbd_event *event)
     case NBDI_HOLE: return nbdi_step_hole(c, p, event);
     case NBDI_ERROR: return nbdi_step_error(c, p);
     case NBDI_ERROR_OFFSET: return nbdi_step_error_offset(c, p);
-    case NBDI_STATUS: return nbdi_step_status(c, p);
-    case NBDI_EXTENT: return nbdi_step_extent(c, p, event);
+    case NBDI_STATUS: return NBDI_STATUSES ? nbdi_step_status(c, p) : NBDI_WAIT;
+    case NBDI_EXTENT: return NBDI_STATUSES ? nbdi_step_extent(c, p, event) : NBDI_WAIT;
     case NBDI_END: return nbdi_step_end(c, event);
     case NBDI_CLOSING: return nbdi_step_closing(c);
     case NBDI_DEAD: return nbdi_dead(c, event);
@@ -3210,11 +3287,12 @@ const char *nbd_strerror(int error)
 NBDI_WITHIN int nbdi_config_ok(const nbd_config *config)
 {
     uint32_t flags = config->flags;
-    return flags <= 0xffffu && config->slots && config->slot_count >= 1 &&
+    return !(flags & ~NBDI_CONFIG_FLAGS) && config->slots && config->slot_count >= 1 &&
            config->slot_count <= NBD_SLOTS_MAX && config->buffer &&
            config->context_count <= 64 * NBD_RANGES &&
            (config->contexts || !config->context_count) &&
-           (config->query_count == 0 || (config->queries && config->context_count)) &&
+           (config->query_count == 0 ||
+            (NBDI_STATUSES && config->queries && config->context_count)) &&
            !((flags & NBD_TLS_REQUIRE) && (flags & NBD_ONLY_EXPORT_NAME));
 }
 
@@ -3299,14 +3377,14 @@ static inline int nbdi_offered(const nbd_client *c, uint32_t command, uint32_t f
     uint32_t need = nbdi_rules[command].offers | (flags ? nbdi_flags_need(flags) : 0);
     return (c->got.flags & need) == need &&
            !(flags & NBD_DF && c->got.protocol == NBD_PROTOCOL_SIMPLE) &&
-           !(command == NBD_BLOCK_STATUS && c->got.context_count == 0);
+           !(NBDI_STATUSES && command == NBD_BLOCK_STATUS && c->got.context_count == 0);
 }
 
 int nbd_allows(const nbd_client *client, uint32_t command, uint32_t flags)
 {
     const nbd_client *c = client;
     if (!nbdi_transmitting(c) || c->closing || !nbdi_op_known(command, flags)) return 0;
-    if (command == NBD_RAW) return 1;
+    if (NBDI_RAWS && command == NBD_RAW) return 1;
     return nbdi_offered(c, command, flags) && !nbdi_forbidden(c, command);
 }
 
@@ -3338,11 +3416,12 @@ static int nbdi_memory_ok(const nbd_client *c, const nbd_op *op)
 {
     if (nbdi_carries_data(op->command) && op->iov) return nbdi_pieces_ok(op);
     if (op->iov || op->iov_count) return 0;
-    if (op->command == NBD_RAW) {
+    if (NBDI_RAWS && op->command == NBD_RAW) {
         return op->raw_type <= 0xffffu && !op->buffer && (!op->data || op->size <= NBDI_DATA_MOST);
     }
     if (!op->data != (op->command != NBD_WRITE)) return 0;
-    if (op->command == NBD_BLOCK_STATUS && op->contexts) return nbdi_contexts_ok(c, op);
+    if (NBDI_STATUSES && op->command == NBD_BLOCK_STATUS && op->contexts)
+        return nbdi_contexts_ok(c, op);
     return !op->buffer == (op->command != NBD_READ);
 }
 
@@ -3352,21 +3431,21 @@ static int nbdi_too_large(const nbd_client *c, uint32_t command, uint64_t size)
 {
     size_t most = (size_t)nbdi_min(0xffffffffu, NBDI_DATA_MOST);
     if (!nbdi_carries_data(command)) return !nbdi_extended(c) && size > 0xffffffffu;
-    if (!(c->config.flags & NBD_UNCHECKED_PAYLOAD)) most = nbdi_min(most, c->got.maximum_payload);
+    if (!nbdi_told(c, NBD_UNCHECKED_PAYLOAD)) most = nbdi_min(most, c->got.maximum_payload);
     return size > most;
 }
 
 static int nbdi_check_range(const nbd_client *c, const nbd_op *op)
 {
     const nbd_export *got = &c->got;
-    if (op->size == 0 && !(c->config.flags & NBD_UNCHECKED_ZERO_SIZE)) return NBD_ERR_ZERO_SIZE;
+    if (op->size == 0 && !nbdi_told(c, NBD_UNCHECKED_ZERO_SIZE)) return NBD_ERR_ZERO_SIZE;
     if (nbdi_too_large(c, op->command, op->size)) return NBD_ERR_PAYLOAD;
     if ((op->size > got->size || op->offset > got->size - op->size) &&
-        !(c->config.flags & NBD_UNCHECKED_BOUNDS)) {
+        !nbdi_told(c, NBD_UNCHECKED_BOUNDS)) {
         return NBD_ERR_BOUNDS;
     }
     if (((op->offset | op->size) & (got->minimum_block - 1)) &&
-        !(c->config.flags & NBD_UNCHECKED_BLOCK_SIZE)) {
+        !nbdi_told(c, NBD_UNCHECKED_BLOCK_SIZE)) {
         return NBD_ERR_BLOCK_SIZE;
     }
     return 0;
@@ -3377,14 +3456,16 @@ static int nbdi_check(const nbd_client *c, const nbd_op *op)
     uint32_t command = op->command;
     if (!nbdi_transmitting(c) || c->closing) return NBD_ERR_STATE;
     if (!nbdi_op_known(command, op->flags) || !nbdi_memory_ok(c, op)) return NBD_ERR_ARG;
-    if (command == NBD_RAW) return nbdi_too_large(c, command, op->size) ? NBD_ERR_PAYLOAD : 0;
-    if (nbdi_forbidden(c, command) && !(c->config.flags & NBD_UNCHECKED_READ_ONLY)) {
+    if (NBDI_RAWS && command == NBD_RAW)
+        return nbdi_too_large(c, command, op->size) ? NBD_ERR_PAYLOAD : 0;
+    if (nbdi_forbidden(c, command) && !nbdi_told(c, NBD_UNCHECKED_READ_ONLY)) {
         return NBD_ERR_READ_ONLY;
     }
-    if (!nbdi_offered(c, command, op->flags) && !(c->config.flags & NBD_UNCHECKED_UNSUPPORTED)) {
+    if (!nbdi_offered(c, command, op->flags) && !nbdi_told(c, NBD_UNCHECKED_UNSUPPORTED)) {
         return NBD_ERR_UNSUPPORTED;
     }
-    if (op->contexts && (!nbdi_extended(c) || !(c->got.flags & NBD_OFFERS_STATUS_PAYLOAD))) {
+    if (NBDI_STATUSES && op->contexts &&
+        (!nbdi_extended(c) || !(c->got.flags & NBD_OFFERS_STATUS_PAYLOAD))) {
         return NBD_ERR_UNSUPPORTED;
     }
     if (command == NBD_FLUSH) return op->offset || op->size ? NBD_ERR_ARG : 0;
@@ -3438,9 +3519,9 @@ static void nbdi_fill(const nbd_client *c, nbd_slot *s, const nbd_op *op)
     s->state = 0;
     s->range_count = 0;
     nbdi_fill_data(s, op);
-    if (op->command == NBD_BLOCK_STATUS) {
+    if (NBDI_STATUSES && op->command == NBD_BLOCK_STATUS) {
         nbdi_fill_status(c, s, op);
-    } else if (op->command == NBD_RAW) {
+    } else if (NBDI_RAWS && op->command == NBD_RAW) {
         s->range[0][0] = op->raw_type;
         s->range[0][1] = op->flags;
     }
@@ -3765,6 +3846,8 @@ int nbd_phase(const nbd_client *client)
     return c->transmission ? NBD_PHASE_TRANSMISSION : NBD_PHASE_OPTIONS;
 }
 
+#ifndef NBD_NO_NEGOTIATE
+
 static int nbdi_option_ok(const nbd_option *o)
 {
     return (o->data || !o->data_size) && (o->queries || !o->query_count);
@@ -3779,7 +3862,7 @@ int nbd_negotiate(nbd_client *client, const nbd_option *option)
         return NBD_ERR_STATE;
     }
     if (!nbdi_option_ok(option)) return NBD_ERR_ARG;
-    if ((c->config.flags & NBD_TLS_REQUIRE) && !c->got.tls && number != NBD_OPTION_STARTTLS) {
+    if (nbdi_told(c, NBD_TLS_REQUIRE) && !c->got.tls && number != NBD_OPTION_STARTTLS) {
         return NBD_ERR_TLS;
     }
     if (number == NBD_OPTION_EXPORT_NAME ? nbdi_extended(c) : !nbdi_fixed(c)) {
@@ -3794,6 +3877,10 @@ int nbd_negotiate(nbd_client *client, const nbd_option *option)
     nbdi_start(c);
     return 0;
 }
+
+#endif // NBD_NO_NEGOTIATE
+
+#ifndef NBD_NO_TLS
 
 int nbd_starttls(nbd_client *client, const nbd_transport *transport)
 {
@@ -3811,9 +3898,11 @@ int nbd_starttls(nbd_client *client, const nbd_transport *transport)
     nbdi_forget_export(c);
     c->in_blocked = c->out_blocked = 0;
     c->state = NBDI_HAGGLE;
-    if (!(c->config.flags & NBD_NEGOTIATE)) nbdi_start_next(c);
+    if (!nbdi_told(c, NBD_NEGOTIATE)) nbdi_start_next(c);
     return 0;
 }
+
+#endif // NBD_NO_TLS
 
 /// Sockets: implementation ///
 
@@ -6002,11 +6091,13 @@ static void nbdi_walk_take(nbd_walk *walk, const nbd_event *event)
 static void nbdi_sync_start_tls(nbdi_sync_call *call)
 {
     nbd_sync *sync = call->sync;
-    if (!sync->tls || nbd_starttls(sync->client, sync->tls)) {
-        nbdi_sync_finish(call, NBD_ERR_STATE);
-    } else {
+#ifndef NBD_NO_TLS
+    if (sync->tls && !nbd_starttls(sync->client, sync->tls)) {
         sync->transport = sync->tls;
+        return;
     }
+#endif
+    nbdi_sync_finish(call, NBD_ERR_STATE);
 }
 
 // Options and TLS that the caller wants to drive are not for blocking calls.  Only a walk
