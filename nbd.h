@@ -6090,8 +6090,8 @@ static void nbdi_walk_take(nbd_walk *walk, const nbd_event *event)
 
 static void nbdi_sync_start_tls(nbdi_sync_call *call)
 {
-    nbd_sync *sync = call->sync;
 #ifndef NBD_NO_TLS
+    nbd_sync *sync = call->sync;
     if (sync->tls && !nbd_starttls(sync->client, sync->tls)) {
         sync->transport = sync->tls;
         return;
