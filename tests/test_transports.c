@@ -24,17 +24,19 @@ enum {
     REQUESTS = 512,
     SLOTS = 16,
     SMALL = 4096, // what a channel holds
-    MARKS = 4096,
+    MARKS = 512,
     PATIENCE_MS = 10000, // nobody waits for it but a test that fails
     TURNS_MOST = 1000000
 };
 
 static const size_t uncut = (size_t)-1;
 
+// What the client writes, where the server keeps it, where the client reads it to.
+static unsigned char written[DISK], disk[DISK], memory[DISK];
+
 /// The server ///
 
 static struct server {
-    unsigned char disk[DISK];
     size_t sent;  // bytes that have left it
     size_t limit; // after so many it is gone
     int polite;   // behind the goodbye it waits until the client sends no more
@@ -90,7 +92,7 @@ static void put_data(size_t from, size_t size, unsigned flags)
 {
     put_chunk(flags, 1, 8 + size);
     put(from, 8);
-    memcpy(stream.out + stream.out_size, server.disk + from, size);
+    memcpy(stream.out + stream.out_size, disk + from, size);
     stream.out_size += size;
     mark();
 }
@@ -108,7 +110,7 @@ static size_t take_request(void)
     payload = type == 1 ? size : 0;
     CHECK(size <= DISK && from <= DISK - size);
     if (arrived() < 28 + payload) return 0;
-    memcpy(server.disk + from, stream.in + stream.in_done + 28, payload);
+    memcpy(disk + from, stream.in + stream.in_done + 28, payload);
     if (type == 2) {
         stream.stage = STAGE_OVER;
     } else if (type == 0) {
@@ -144,7 +146,8 @@ static void serve(void)
 
 static void server_start(size_t limit)
 {
-    memset(&stream, 0, sizeof stream);
+    stream.in_size = stream.in_done = stream.out_size = stream.out_done = 0;
+    stream.stage = STAGE_FLAGS;
     memset(&server, 0, sizeof server);
     server.limit = limit;
     put_greeting();
@@ -536,7 +539,6 @@ static struct session {
     nbd_client client;
     nbd_slot slots[SLOTS];
     unsigned char buffer[NBD_BUFFER_NAMES];
-    unsigned char data[DISK], memory[DISK]; // what is written, and what is read
     nbd_op plan[REQUESTS];
     size_t count, writes; // of the plan: all, and those in front that write
     size_t issued, done, succeeded;
@@ -555,8 +557,8 @@ static void add_to_plan(uint32_t command, size_t offset, size_t size)
     op->command = command;
     op->offset = offset;
     op->size = size;
-    if (command == NBD_READ) op->buffer = session.memory + offset;
-    if (command == NBD_WRITE) op->data = session.data + offset;
+    if (command == NBD_READ) op->buffer = memory + offset;
+    if (command == NBD_WRITE) op->data = written + offset;
     op->user = &session.times[session.count++];
 }
 
@@ -576,11 +578,9 @@ static void make_plan(size_t total)
 {
     static const size_t writes[] = {1, 30, 4096, 31, 512, 20000, 4097, 3};
     static const size_t reads[] = {7, 512, 16384, 29, 4096, 1, 33000};
-    size_t k;
 
-    session.count = 0;
-    for (k = 0; k < total; k++)
-        session.data[k] = (unsigned char)(k * 7 + k / 251);
+    memset(disk, 0, total);
+    memset(memory, 0, total);
     plan_range(NBD_WRITE, total, writes, sizeof writes / sizeof writes[0]);
     session.writes = session.count;
     plan_range(NBD_READ, total, reads, sizeof reads / sizeof reads[0]);
@@ -730,8 +730,8 @@ static void all_was_moved(size_t total)
     each_finished_once(0);
     CHECK_EQUAL(session.error, now->endless ? NBD_ERR_ABANDONED : 0);
     CHECK_EQUAL(stream.stage, STAGE_OVER);
-    CHECK_BYTES(server.disk, session.data, total);
-    CHECK_BYTES(session.memory, session.data, total);
+    CHECK_BYTES(disk, written, total);
+    CHECK_BYTES(memory, written, total);
 }
 
 static int is_mark(size_t place)
@@ -853,8 +853,8 @@ static void serves_blocking_calls(const void *of)
     CHECK_EQUAL(nbd_sync_close(&sync), now->endless ? NBD_ERR_TIMEOUT : 0);
     close_ends();
     CHECK_EQUAL(stream.stage, STAGE_OVER);
-    CHECK_BYTES(server.disk, session.data, DISK);
-    CHECK_BYTES(session.memory, session.data, DISK);
+    CHECK_BYTES(disk, written, DISK);
+    CHECK_BYTES(memory, written, DISK);
 }
 
 static void answers_pings(const void *of)
@@ -965,6 +965,8 @@ int main(int argc, char **argv)
 
     check_begin(argc, argv);
     signal(SIGPIPE, SIG_IGN); // pipes have no MSG_NOSIGNAL
+    for (i = 0; i < DISK; i++)
+        written[i] = (unsigned char)(i * 7 + i / 251 + 1);
 #ifdef WITH_URING
     if (!can_uring()) {
         puts("skip io_uring carries a client: the kernel refuses it");
