@@ -540,6 +540,7 @@ static struct session {
     nbd_slot slots[SLOTS];
     unsigned char buffer[NBD_BUFFER_NAMES];
     nbd_op plan[REQUESTS];
+    size_t slot_count;
     size_t count, writes; // of the plan: all, and those in front that write
     size_t issued, done, succeeded;
     unsigned times[REQUESTS]; // how often it finished
@@ -627,6 +628,7 @@ static void prepare(const channel *of, size_t buffer_size, uint32_t slots, size_
     make_plan(total);
     config.slots = session.slots;
     config.slot_count = slots;
+    session.slot_count = slots;
     config.buffer = session.buffer;
     config.buffer_size = buffer_size;
     CHECK_EQUAL(nbd_init(&session.client, &config), 0);
@@ -640,8 +642,7 @@ static void prepare(const channel *of, size_t buffer_size, uint32_t slots, size_
 // Reads wait for all writes.
 static void issue_more(void)
 {
-    while (session.issued < session.count &&
-           session.issued < session.done + session.client.slot_count &&
+    while (session.issued < session.count && session.issued < session.done + session.slot_count &&
            (session.issued < session.writes || session.done >= session.writes)) {
         if (nbd_issue(&session.client, &session.plan[session.issued], NULL)) return;
         session.issued++;
