@@ -336,9 +336,9 @@ static void fail_one_piece(void)
 // The slave takes now all, now nothing, now a little.
 static struct slave {
     unsigned transfers;
-    unsigned room;     // that it told
-    unsigned promised; // that the master told
-    int lies;          // its frames are full whatever the master told
+    unsigned room;         // that it told
+    unsigned promised;     // that the master told
+    unsigned length, more; // what its frames say too much: bytes, and room
 } slave;
 static spi over_spi;
 
@@ -358,8 +358,8 @@ static int exchange(void *bus, const unsigned char *out, unsigned char *in)
     server_takes(out + 2, out[0]);
     s->promised = out[1];
     s->room = rooms[++s->transfers % sizeof rooms];
-    in[0] = (unsigned char)(s->lies ? SPI_BYTES : size);
-    in[1] = (unsigned char)s->room;
+    in[0] = (unsigned char)(size + s->length);
+    in[1] = (unsigned char)(s->room + s->more);
     return 0;
 }
 
@@ -870,13 +870,17 @@ static void is_given_joined_pieces(const void *of)
     CHECK(nbd_count(&session.client)->staged > 0);
 }
 
-static void refuses_a_frame_longer_than_promised(const void *of)
+static void refuses_impossible_frames(const void *of)
 {
-    prepare((const channel *)of, NBD_BUFFER_MIN, SLOTS, SHORT, uncut);
-    slave.lies = 1;
-    run_session();
-    CHECK_EQUAL(session.ready, 0);
-    CHECK_EQUAL(session.error, NBD_ERR_TRANSPORT);
+    int what;
+
+    for (what = 0; what < 2; what++) {
+        prepare((const channel *)of, NBD_BUFFER_MIN, SLOTS, SHORT, uncut);
+        *(what ? &slave.more : &slave.length) = 1;
+        run_session();
+        CHECK_EQUAL(session.ready, 0);
+        CHECK_EQUAL(session.error, NBD_ERR_TRANSPORT);
+    }
 }
 
 /// io_uring ///
@@ -952,8 +956,7 @@ static void every_rule(const channel *of)
         named_case(of, "is_given_joined_pieces", is_given_joined_pieces);
     }
     if (of->open == open_spi) {
-        named_case(of, "refuses_a_frame_longer_than_promised",
-                   refuses_a_frame_longer_than_promised);
+        named_case(of, "refuses_impossible_frames", refuses_impossible_frames);
     }
     if (of->open != open_websocket) return;
     named_case(of, "may_be_torn_anywhere", may_be_torn_anywhere);
