@@ -43,7 +43,12 @@ static inline void one_piece_init(one_piece *o, int fd)
 {
     // No finish: NBD_CMD_DISC has told the server that nothing follows.
     const nbd_transport transport = {
-        NBD_ONE_PIECE, o, one_piece_send, one_piece_recv, one_piece_wait, NULL, NULL};
+        .flags = NBD_ONE_PIECE,
+        .context = o,
+        .send = one_piece_send,
+        .recv = one_piece_recv,
+        .wait = one_piece_wait,
+    };
 
     o->fd = fd;
     o->transport = transport;

@@ -68,7 +68,13 @@ static inline int pipes_finish(void *context)
 
 static inline void pipes_init(pipes *p, int in, int out)
 {
-    const nbd_transport transport = {0, p, pipes_send, pipes_recv, pipes_wait, pipes_finish, NULL};
+    const nbd_transport transport = {
+        .context = p,
+        .send = pipes_send,
+        .recv = pipes_recv,
+        .wait = pipes_wait,
+        .finish = pipes_finish,
+    };
 
     p->in = in;
     p->out = out;

@@ -70,8 +70,13 @@ static inline void socketpair_init(socketpair_io *s, int fd)
 {
     // A call that moves less than asked has emptied or filled the socket.
     const nbd_transport transport = {
-        NBD_SHORT_IS_DRY,  s,   socketpair_send, socketpair_recv, socketpair_wait,
-        socketpair_finish, NULL};
+        .flags = NBD_SHORT_IS_DRY,
+        .context = s,
+        .send = socketpair_send,
+        .recv = socketpair_recv,
+        .wait = socketpair_wait,
+        .finish = socketpair_finish,
+    };
 
     s->fd = fd;
     s->transport = transport;

@@ -94,7 +94,12 @@ static inline int spi_wait(void *context, unsigned wants, int *timeout_ms)
 static inline void spi_init(spi *s, int (*exchange)(void *, const unsigned char *, unsigned char *),
                             void *bus)
 {
-    const nbd_transport transport = {0, s, spi_send, spi_recv, spi_wait, NULL, NULL};
+    const nbd_transport transport = {
+        .context = s,
+        .send = spi_send,
+        .recv = spi_recv,
+        .wait = spi_wait,
+    };
 
     memset(s, 0, sizeof *s); // nothing is promised: the first transfer only tells the rooms
     s->exchange = exchange;

@@ -228,7 +228,12 @@ static inline int websocket_wait(void *context, unsigned wants, int *timeout_ms)
 static inline void websocket_init(websocket *w, int fd, uint32_t (*random)(void))
 {
     const nbd_transport transport = {
-        0, w, websocket_send, websocket_recv, websocket_wait, websocket_finish, NULL};
+        .context = w,
+        .send = websocket_send,
+        .recv = websocket_recv,
+        .wait = websocket_wait,
+        .finish = websocket_finish,
+    };
 
     memset(w, 0, sizeof *w);
     w->fd = fd;
