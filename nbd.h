@@ -275,10 +275,10 @@ NBD_API const char *nbd_strerror(int error);
 
 /// Transport ///
 //
-// A transport moves bytes for nbd_poll: members that you fill in, those not needed with zero.  A socket (below)
-// is one; a UART, a TLS session, a pipe are others.  send, recv and finish are called
-// from nbd_poll only, must not block, and must not call this client.  No piece that they
-// are given is empty.
+// A transport moves bytes for nbd_poll: members that you fill in, those not needed with
+// zero.  A socket (below) is one; a UART, a TLS session, a pipe are others.  send, recv and
+// finish are called from nbd_poll only, must not block, and must not call this client.  No
+// piece that they are given is empty.
 
 // One piece of memory.  `size` is in bytes and may be 0.
 typedef struct nbd_iovec {
@@ -287,6 +287,7 @@ typedef struct nbd_iovec {
 } nbd_iovec;
 
 // What a hook returns besides the number of bytes it moved (1 or more).
+// Do not return what a system call returned: its -1 would be NBD_IO_READ.
 // A blocked hook says which direction it waits for: TLS may have to write
 // before it can read, and the reverse.  A send hook that returns 0 counts as
 // blocked on writing.  Any other negative number counts as NBD_IO_ERROR.
@@ -314,16 +315,20 @@ typedef struct nbd_transport {
     uint32_t flags;
     void *context; // passed to each hook
 
-    // Sends a part of the pieces, in order.  `iov` is held for this call.
+    // Sends a part of the pieces, in order.  `iov` is held for this call.  After it blocked
+    // it is called with the same bytes first, perhaps with more behind.  Bytes that a hook
+    // keeps count as sent only when they are gone: nobody else asks for the rest.
     ptrdiff_t (*send)(void *context, const nbd_iovec *iov, unsigned count, unsigned flags);
 
-    // Receives into the pieces, in order.  `iov` is held for this call.
+    // Receives into the pieces, in order.  `iov` is held for this call.  Called until it
+    // blocks, or nbd_wants says NOW: what the hook itself holds need not show in poll(2).
     ptrdiff_t (*recv)(void *context, const nbd_iovec *iov, unsigned count);
 
     // NULL, or: waits until one of `wants` (NBD_WANT_READ, NBD_WANT_WRITE) is
     // ready or *timeout_ms has passed, and takes the time that passed off
     // *timeout_ms; a negative *timeout_ms waits for ever and stays.  Returns
-    // what is ready (as an int), 0 at the time-out, NBD_IO_ERROR.  Only blocking calls call it.
+    // what is ready (as an int), 0 at the time-out, NBD_IO_ERROR.  Only blocking calls call
+    // it.  Without a clock set *timeout_ms to 0 once it has passed.
     int (*wait)(void *context, unsigned wants, int *timeout_ms);
 
     // NULL, or: tells the server that nothing more will be sent (shutdown(2), the
@@ -833,7 +838,9 @@ NBD_API int nbd_starttls(nbd_client *client, const nbd_transport *transport);
 NBD_API unsigned nbd_outgoing(nbd_client *client, nbd_iovec *iov, unsigned count, unsigned *flags);
 
 // Ends the offer of nbd_outgoing: `result` bytes of it went out (1 or more); or
-// 0, NBD_IO_READ, NBD_IO_WRITE: blocked, for nbd_wants; or NBD_IO_ERROR.
+// 0, NBD_IO_READ, NBD_IO_WRITE: blocked, for nbd_wants; or NBD_IO_ERROR.  Behind that what
+// has arrived is still read: nbd_wants keeps READ, and CLOSED waits until a receive that is
+// on offer is back, so cancel it.
 // Errors: NBD_ERR_STATE (nothing is on offer), NBD_ERR_ARG (more bytes than were
 // offered).
 NBD_API int nbd_sent(nbd_client *client, ptrdiff_t result);
@@ -1241,7 +1248,8 @@ NBD_API int nbd_sync_zero(nbd_sync *sync, uint64_t size, uint64_t offset, uint32
 
 // Disconnects, waits for the end, closes what nbd_sync_open opened.  Call it in
 // every case, after errors too; harmless on a zeroed struct, and twice.
-// Returns 0 (also if the session was over before), or the error that it ended with;
+// Returns 0 (also if the session was over before), or the error that it ended with: on a
+// stream without an end NBD_ERR_TIMEOUT, with NBD_CMD_DISC sent;
 // NBD_ERR_BUSY, with nothing closed, while requests of nbd_issue are in flight: pull
 // their DONE events first, after nbd_abandon if need be.
 NBD_API int nbd_sync_close(nbd_sync *sync);

@@ -116,9 +116,8 @@ static void answer_tls_wrongly(script *s, const void *of)
     ask_tls(s, it);
     script_close(s, send_reply_open(s, it->number, it->type, it->length));
     see_closed_by(s, NBD_ERR_PROTOCOL,
-                  it->number != 5
-                      ? "reply to another option"
-                      : "option reply of wrong type or length");
+                  it->number != 5 ? "reply to another option"
+                                  : "option reply of wrong type or length");
 }
 
 static void nothing_but_an_empty_acknowledgement_starts_tls(void)
