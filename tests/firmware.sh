@@ -166,8 +166,8 @@ uart_tests() {
     make_disk "$disk"
     serve_uart file "$disk"
     proves 'uart: writes and verifies 32 KiB' over_uart
-    check 'uart: prints the partitions and its figures' prints '^partition 1: type 131, .* 64, 512 ' \
-        '^partition 2: type 218, .* 1024, 1024 ' '32768 bytes .* [0-9]+ KiB/s, [0-9]+ KiB/s' \
+    check 'uart: prints the partitions and its figures' prints '^partition 1: type 131, 512 sectors from 64 ' \
+        '^partition 2: type 218, 1024 sectors from 1024 ' '32768 bytes .* [0-9]+ KiB/s, [0-9]+ KiB/s' \
         '^sent [0-9]+ bytes' '^[0-9]+ bytes of code, [0-9]+ of variables, [0-9]+ of stack'
     check 'uart: says goodbye' told_of_the_end 1
     check 'uart: the disk is what it says, and nothing else changed' cmp "$disk" "$disk.expected"
