@@ -184,7 +184,7 @@ uart_failures() {
     refuse 'uart: no partition table' 'sector 0: no partition table' over_uart
     serve_uart memory 512
     refuse 'uart: export smaller than a block' 'sector 0: read of the partition table: .* past the end' over_uart
-    check 'uart: builds with another limit' build uart "$quick" -DLIMIT_MS=1000
+    check 'uart: builds with another limit' build uart "$quick" -DLIMIT_MS=3000
     uart=$quick
     make_disk "$disk"
     serve_until KILL serve_uart "$disk" $((1024 * 512 + 16384))
@@ -223,7 +223,7 @@ lwip_losses() {
 
 lwip_failures() {
     local quick=$tmp/quick.elf
-    check 'lwip: builds with another limit' build lwip "$quick" -DLIMIT_MS=1000
+    check 'lwip: builds with another limit' build lwip "$quick" -DLIMIT_MS=3000
     serve_tcp -r file "$disk"
     refuse 'lwip: read-only export' 'sector 0: write: export is read-only' over_tcp
     serve_tcp memory 4M
