@@ -20,7 +20,6 @@
 #define STATE REGISTER(0x40004004)   // bit 0: cannot take a byte to send; bit 1: has received one
 #define CONTROL REGISTER(0x40004008) // bits: send, receive, interrupt when sent, when received
 #define INTERRUPT REGISTER(0x4000400c)
-#define DIVISOR REGISTER(0x40004010)
 
 #define BLOCK_SIZE 1024u // yours: a multiple of the server's minimum_block
 #define PROOF_SIZE 32768u
@@ -48,7 +47,7 @@ void board_interrupt(void)
 
 static void uart_start(void)
 {
-    DIVISOR = 16;
+    REGISTER(0x40004010) = 16; // divisor of the clock: the speed
     CONTROL = 15;
     (void)DATA; // QEMU: what came before the UART was on waits for this
     NVIC_ENABLE = 3;
@@ -96,7 +95,8 @@ static int uart_wait(void *context, unsigned wants, int *timeout_ms)
     }
 }
 
-static const nbd_transport uart = {NBD_SHORT_IS_DRY, NULL, uart_send, uart_recv, uart_wait, NULL};
+static const nbd_transport uart = {
+    .flags = NBD_SHORT_IS_DRY, .send = uart_send, .recv = uart_recv, .wait = uart_wait};
 
 /// The program ///
 
