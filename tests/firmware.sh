@@ -166,8 +166,8 @@ uart_tests() {
     make_disk "$disk"
     serve_uart file "$disk"
     proves 'uart: writes and verifies 32 KiB' over_uart
-    check 'uart: prints the partitions and its figures' prints '^partition 1: type 131, .* 64, 512 ' \
-        '^partition 2: type 218, .* 1024, 1024 ' '32768 bytes .* [0-9]+ KiB/s, [0-9]+ KiB/s' \
+    check 'uart: prints the partitions and its figures' prints '^partition 1: type 131, 512 sectors from 64 ' \
+        '^partition 2: type 218, 1024 sectors from 1024 ' '32768 bytes .* [0-9]+ KiB/s, [0-9]+ KiB/s' \
         '^sent [0-9]+ bytes' '^[0-9]+ bytes of code, [0-9]+ of variables, [0-9]+ of stack'
     check 'uart: says goodbye' told_of_the_end 1
     check 'uart: the disk is what it says, and nothing else changed' cmp "$disk" "$disk.expected"
@@ -176,15 +176,15 @@ uart_tests() {
 uart_failures() {
     local quick=$tmp/quick.elf
     serve_uart -r file "$disk"
-    refuse 'uart: read-only export' 'sector 1024: write: export is read-only' over_uart
+    refuse 'uart: read-only export' 'sector 1024: write: .*read-only' over_uart
     truncate -s 600k "$disk"
     serve_uart file "$disk"
-    refuse 'uart: partition behind the end' 'sector 1024: partition: request runs past the end' over_uart
+    refuse 'uart: partition behind the end' 'sector 1024: partition: .*past the end' over_uart
     serve_uart memory 1M
     refuse 'uart: no partition table' 'sector 0: no partition table' over_uart
     serve_uart memory 512
-    refuse 'uart: export smaller than a block' 'sector 0: read of the partition table: .* past the end' over_uart
-    check 'uart: builds with another limit' build uart "$quick" -DLIMIT_MS=1000
+    refuse 'uart: export smaller than a block' 'sector 0: read of the partition table: .*past the end' over_uart
+    check 'uart: builds with another limit' build uart "$quick" -DLIMIT_MS=3000
     uart=$quick
     make_disk "$disk"
     serve_until KILL serve_uart "$disk" $((1024 * 512 + 16384))
@@ -223,11 +223,11 @@ lwip_losses() {
 
 lwip_failures() {
     local quick=$tmp/quick.elf
-    check 'lwip: builds with another limit' build lwip "$quick" -DLIMIT_MS=1000
+    check 'lwip: builds with another limit' build lwip "$quick" -DLIMIT_MS=3000
     serve_tcp -r file "$disk"
-    refuse 'lwip: read-only export' 'sector 0: write: export is read-only' over_tcp
+    refuse 'lwip: read-only export' 'sector 0: write: .*read-only' over_tcp
     serve_tcp memory 4M
-    refuse 'lwip: export too small' 'sector 8192: write: request runs past the end' over_tcp
+    refuse 'lwip: export too small' 'sector 8192: write: .*past the end' over_tcp
     serve_until KILL serve_tcp "$disk" $((4 << 20))
     refuse 'lwip: server that dies' 'sector [0-9]*: write: \(server closed\|transport failed\)' over_tcp
     check 'lwip: it did die' ended_with 137

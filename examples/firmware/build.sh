@@ -19,8 +19,7 @@ WARN='-Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual
 cpu='-mcpu=cortex-m3 -mthumb'
 link="-Wl,--gc-sections -nostartfiles --specs=nano.specs -T $here/board.ld"
 # Each function is kept only if it is called.
-flags="-std=c99 -Os -ffreestanding -ffunction-sections -fdata-sections
-    -DNBD_NO_SOCKETS -I$here/../.."
+flags="-std=c99 -Os -ffreestanding -ffunction-sections -fdata-sections -I$here/../.."
 
 # lwIP is compiled as it comes, and its headers are not warned about.
 others=

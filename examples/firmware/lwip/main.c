@@ -21,6 +21,7 @@
 //     offered again at once; but only payload is sure to lie where it was: it is the
 //     program's, until its DONE, which does not come before its last byte is acknowledged,
 //     also if the server answers early.  So the headers are copied, and no payload is.
+#define NBD_NO_SOCKETS
 #define NBD_IMPLEMENTATION
 #include "../board.h"
 #include "ethernet.h"

@@ -6,11 +6,11 @@
 //         -chardev socket,id=nbd,path=/tmp/nbd.sock -serial chardev:nbd
 //         -semihosting-config enable=on,target=native -kernel build/uart.elf
 //
-// Lists the partitions, then writes and verifies 32 KiB in the first one of type da (data
-// of no file system): what is there is lost.
+// Lists the partitions, then overwrites and verifies 32 KiB in the first one of type da.
 //
 // For your board: ../board.c, ../board.ld, and here all above "The program".  NBD needs every
 // byte: where nothing stops the sender as QEMU does, use RTS and CTS.
+#define NBD_NO_SOCKETS
 #define NBD_IOVECS 4 // a UART gains nothing by more: less stack
 #define NBD_IMPLEMENTATION
 #include "../board.h"
@@ -20,10 +20,10 @@
 #define STATE REGISTER(0x40004004)   // bit 0: cannot take a byte to send; bit 1: has received one
 #define CONTROL REGISTER(0x40004008) // bits: send, receive, interrupt when sent, when received
 #define INTERRUPT REGISTER(0x4000400c)
-#define DIVISOR REGISTER(0x40004010)
 
 #define BLOCK_SIZE 1024u // yours: a multiple of the server's minimum_block
 #define PROOF_SIZE 32768u
+#define RATE(ms) (PROOF_SIZE / 1024 * 1000 / ((ms) + 1)) // KiB/s
 #define WRONG 1000 // no error of nbd.h: the rest of the line says what it is
 #define PATTERN(at) ((uint8_t)((at)*2654435761u >> 24))
 
@@ -47,7 +47,7 @@ void board_interrupt(void)
 
 static void uart_start(void)
 {
-    DIVISOR = 16;
+    REGISTER(0x40004010) = 16; // divisor of the clock: the speed
     CONTROL = 15;
     (void)DATA; // QEMU: what came before the UART was on waits for this
     NVIC_ENABLE = 3;
@@ -95,7 +95,8 @@ static int uart_wait(void *context, unsigned wants, int *timeout_ms)
     }
 }
 
-static const nbd_transport uart = {NBD_SHORT_IS_DRY, NULL, uart_send, uart_recv, uart_wait, NULL};
+static const nbd_transport uart = {
+    .flags = NBD_SHORT_IS_DRY, .send = uart_send, .recv = uart_recv, .wait = uart_wait};
 
 /// The program ///
 
@@ -123,8 +124,7 @@ static uint32_t find_partition(uint64_t disk_size)
         uint32_t at[2]; // first sector, sectors: little-endian, as this processor is
         memcpy(at, entry + 8, sizeof at);
         if (entry[4] == 0) continue;
-        board_say("partition %: type %, first sector %, % sectors\n", i + 1, entry[4], at[0],
-                  at[1]);
+        board_say("partition %: type %, % sectors from % on\n", i + 1, entry[4], at[1], at[0]);
         if (at[0] + (uint64_t)at[1] > disk_size / 512) check(NBD_ERR_BOUNDS, "partition:", at[0]);
         if (entry[4] == 0xda && at[1] >= PROOF_SIZE / 512 && !found) found = at[0];
     }
@@ -150,7 +150,7 @@ static void prove(uint32_t sector)
             if (block[i] != PATTERN(at + i)) check(WRONG, "bytes differ", sector + at / 512);
     }
     board_say("wrote and verified % bytes at sector %: % KiB/s, % KiB/s\n", PROOF_SIZE, sector,
-              PROOF_SIZE / (written - began + 1), PROOF_SIZE / (board_ms - written + 1));
+              RATE(written - began), RATE(board_ms - written));
 }
 
 int main(void)
