@@ -636,7 +636,8 @@ static int noted_error(const play *p)
 
 static int fixed_for_client(const play *p)
 {
-    return !(p->script->config.flags & NBD_WITHOUT_FIXED_NEWSTYLE) && (judge.handshake & CHECKER_FIXED);
+    return !(p->script->config.flags & NBD_WITHOUT_FIXED_NEWSTYLE) &&
+           (judge.handshake & CHECKER_FIXED);
 }
 
 // Those agreed to, and the one whose name is still to come.

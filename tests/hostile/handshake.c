@@ -14,9 +14,7 @@ static void send_spoilt_greeting(script *s, const void *row)
 
     send_greeting(s, FIXED | NO_ZEROES);
     bytes[*bit / 8] ^= (unsigned char)(1u << *bit % 8);
-    see_closed_by(s, NBD_ERR_NOT_NBD,
-                  *bit < 64 ? "no NBDMAGIC"
-                            : "neither new nor old style");
+    see_closed_by(s, NBD_ERR_NOT_NBD, *bit < 64 ? "no NBDMAGIC" : "neither new nor old style");
 }
 
 static void greeting_with_any_bit_wrong_is_no_nbd(void)

@@ -54,8 +54,7 @@ typedef struct reply_row {
     int second; // behind a reply that is right
 } reply_row;
 
-static const char invalid_reply[] =
-    "option reply of wrong type or length";
+static const char invalid_reply[] = "option reply of wrong type or length";
 
 static void refuse_with_text(script *s, const void *of)
 {
@@ -341,8 +340,7 @@ static void list_entry(script *s, const void *of)
     }
     script_close(s, &s->steps[s->step_count - 1]);
     if (!entry_is_legal(row)) {
-        see_closed_by(s, NBD_ERR_PROTOCOL,
-                      "export name or description too long");
+        see_closed_by(s, NBD_ERR_PROTOCOL, "export name or description too long");
         return;
     }
     seen = see_text(s, SESSION, 3, NBD_TEXT_EXPORT, text);

@@ -321,8 +321,7 @@ static const char *type_detail(const row *it)
 
     if (it->type == TYPE_NONE || it->type >= 0x8000) return NULL;
     if (content) {
-        return it->command == NBD_READ ? NULL
-                                       : "content chunk, but no read";
+        return it->command == NBD_READ ? NULL : "content chunk, but no read";
     }
     if (!status) return "unknown chunk type";
     return it->command == NBD_BLOCK_STATUS && it->type == extents
@@ -373,9 +372,7 @@ static const char *length_detail(const row *it)
     }
     switch (it->type) {
     case TYPE_NONE: return length == 0 ? NULL : "NONE chunk with payload or not DONE";
-    case TYPE_DATA:
-        return length > 8 && length <= 8 + SIZE ? NULL
-                                                : "data chunk empty or too long";
+    case TYPE_DATA: return length > 8 && length <= 8 + SIZE ? NULL : "data chunk empty or too long";
     case TYPE_HOLE: return length == 12 ? NULL : "hole chunk not 12 bytes";
     default:
         return length > head && (length - head) % (2 * head) == 0 &&
