@@ -182,6 +182,12 @@ build/tests/test_transports: private CPPFLAGS += -DWITH_URING
 build/tests/test_transports: private LDFLAGS += -luring
 endif
 
+# Without the library test_tls only says that it is skipped.
+ifeq ($(MBEDTLS),yes)
+build/tests/test_tls: private CPPFLAGS += -DNBD_MBEDTLS
+build/tests/test_tls: private LDFLAGS += $(MBEDTLS_LIBRARIES)
+endif
+
 build/tests/%: tests/%.c build/flags | build/tests
 	$(BUILD)
 

@@ -969,9 +969,14 @@ NBD_API void nbd_dial_stop(nbd_dial *dial);
 // A failure of TLS ends the session with NBD_ERR_TRANSPORT.  The detail of CLOSED is then
 // tls.transport.detail: a text for each cause that a program can tell.  In every mode no byte
 // of NBD leaves before the handshake is over and the server is verified.
+// A server may leave close_notify out after the client's goodbye; if it does before that, the
+// detail says so, and the session ends as in clear (NBD_ERR_CLOSED, NBD_ERR_TRUNCATED).
+// Records without data (tickets, warnings, empty ones) are passed over, but one call of a hook
+// takes no more than 256 KiB of them.
 //
-// Memory: mbedTLS allocates (about 40 KiB for a session with its default record size, most
-// while shaking hands).  To give it memory of your own: mbedtls_platform_set_calloc_free, or
+// Memory: mbedTLS allocates, 38 KiB for a session with records of its default size
+// (MBEDTLS_SSL_IN_CONTENT_LEN, MBEDTLS_SSL_OUT_CONTENT_LEN) and more while shaking hands.
+// To give it memory of your own: mbedtls_platform_set_calloc_free, or
 // mbedtls_memory_buffer_alloc_init with MBEDTLS_MEMORY_BUFFER_ALLOC_C.
 // Firmware: without MBEDTLS_FS_IO there are no _file options; without
 // MBEDTLS_HAVE_TIME_DATE no certificate expires; with MBEDTLS_ECP_RESTARTABLE and

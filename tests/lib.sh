@@ -69,6 +69,12 @@ refuse() {
     fi
 }
 
+# What a program with TLS by mbedTLS is built with; nothing where that is not installed.
+mbedtls_flags() {
+    echo '#include <mbedtls/ssl.h>' | $CC -E - >/dev/null 2>&1 || return 0
+    echo '-DNBD_MBEDTLS -lmbedtls -lmbedx509 -lmbedcrypto'
+}
+
 # What leaves something out of nbd.h or changes its linkage: a line each.
 CUTS='-DNBD_NO_SOCKETS
 -DNBD_NO_DIAL

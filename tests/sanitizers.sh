@@ -48,7 +48,7 @@ every_of() {
     case $2-$1 in
     test_flips-valgrind) echo 100 ;;
     test_steps-valgrind | test_faults-valgrind) echo 41 ;;
-    test_transports-valgrind) echo 5 ;;
+    test_transports-valgrind | test_tls-valgrind) echo 5 ;;
     test_flips-*) echo 16 ;;
     test_steps-* | test_faults-*) echo 9 ;;
     *) echo 1 ;;
@@ -66,10 +66,13 @@ run() {
     esac
 }
 
+# source_of KIND PROGRAM.  mbedTLS is not instrumented for msan, and not there for m32.
 source_of() {
-    case $1 in
-    fuzz_*) echo "tests/fuzz/$1.c -DFUZZ_MAIN" ;;
-    *) echo "tests/$1.c" ;;
+    case $1-$2 in
+    *-fuzz_*) echo "tests/fuzz/$2.c -DFUZZ_MAIN" ;;
+    msan-* | m32-*) echo "tests/$2.c" ;;
+    *-test_tls) echo "tests/$2.c $(mbedtls_flags)" ;;
+    *) echo "tests/$2.c" ;;
     esac
 }
 
@@ -93,7 +96,7 @@ why() {
 one() {
     rule="$2 is clean: $1"
     # shellcheck disable=SC2046
-    if ! $(compiler_of "$1") -std=c99 -I. $(flags_of "$1") -o "$tmp/program" $(source_of "$2") \
+    if ! $(compiler_of "$1") -std=c99 -I. $(flags_of "$1") -o "$tmp/program" $(source_of "$1" "$2") \
         -pthread >"$tmp/output" 2>&1; then
         fail "$rule" "does not compile: $(why)"
     elif ! run_program "$1" "$2" >"$tmp/output" 2>&1; then

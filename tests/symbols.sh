@@ -82,7 +82,11 @@ if ! has nm; then
 fi
 sets >"$tmp/sets"
 while read -r set; do
-    check_set "$set"
+    if [ "$set" = 'engine, TLS' ] && [ -z "$(mbedtls_flags)" ]; then
+        skip "undefined symbols are those listed: $set" 'mbedTLS is not installed'
+    else
+        check_set "$set"
+    fi
 done <"$tmp/sets"
 check 'compiles: into a shared library' compile '-O2 -fPIC' ''
 check 'links: into a shared library' $CC -shared -o "$tmp/lib.so" "$tmp/o"

@@ -43,11 +43,12 @@ static struct {
     nbd_tls_options options;
     const char *verify_name;
     const char *server_name;
-    size_t cut_at;      // bytes of the server's records behind which the stream ends
-    size_t flip_at;     // the byte of them that is changed on its way, or `uncut`
-    int client_version; // most, as manner.version; 0: any
-    int signal_tickets; // mbedTLS 3 tells of tickets
-    int any_suite;      // suites that certificates go with too
+    size_t cut_at;        // bytes of the server's records behind which the stream ends
+    size_t flip_at;       // the byte of them that is changed on its way, or `uncut`
+    size_t send_fails_at; // bytes of the client's records behind which sending fails
+    int client_version;   // most, as manner.version; 0: any
+    int signal_tickets;   // mbedTLS 3 tells of tickets
+    int any_suite;        // suites that certificates go with too
 } wish;
 
 // What it came to.
@@ -165,6 +166,10 @@ static ptrdiff_t cipher_send(void *context, const nbd_iovec *iov, unsigned count
 
     CHECK(count == 1 && iov->size > 0);
     p->more = 0;
+    if (live.server.in_size >= wish.send_fails_at) {
+        p->ended = 1;
+        return NBD_IO_ERROR;
+    }
     if (blocks_now(p, 1)) return NBD_IO_WRITE;
     size = smaller(smaller(iov->size, piece_now(p)), p->accept);
     if (size == 0) return NBD_IO_WRITE;
@@ -262,7 +267,7 @@ static size_t text_size(const char *text)
 static void wish_nothing(void)
 {
     memset(&wish, 0, sizeof wish);
-    wish.cut_at = wish.flip_at = uncut;
+    wish.cut_at = wish.flip_at = wish.send_fails_at = uncut;
 }
 
 static void wish_x509(int version)
@@ -611,6 +616,71 @@ static void alert_everywhere(void)
 static void alert_at_any_byte_ends_it(void)
 {
     each_version(wish_psk, alert_everywhere);
+}
+
+static void sending_fails_everywhere(void)
+{
+    static trace whole;
+    const script *s = write_session(short_session);
+    size_t size, at;
+
+    play_whole(s, &whole);
+    size = live.server.in_size;
+    for (at = 0; at < size; at++) {
+        mode how = broken_mode(at % 2 ? uncut : 1, NBD_IO_EOF);
+
+        wish.send_fails_at = at;
+        play_variant = (unsigned)at;
+        play_once(&stage, s, &how);
+        check_broken_end(NULL);
+    }
+}
+
+static void sending_may_fail_at_any_byte(void)
+{
+    each_version(wish_psk, sending_fails_everywhere);
+}
+
+static const struct {
+    unsigned char number;
+    const char *text;
+} alerts[] = {
+    {10, "TLS: server sent an alert"},
+    {20, "TLS: server cannot read or verify what the client sent: the keys differ"},
+    {40, "TLS: no common cipher or key, or the server wants a certificate"},
+    {42, "TLS: server refuses the client's certificate, or wants one"},
+    {43, "TLS: server refuses the client's certificate, or wants one"},
+    {44, "TLS: server refuses the client's certificate, or wants one"},
+    {45, "TLS: the client's certificate has expired"},
+    {46, "TLS: server refuses the client's certificate, or wants one"},
+    {48, "TLS: server does not know the authority of the client's certificate"},
+    {49, "TLS: server denies access"},
+    {51, "TLS: server cannot read or verify what the client sent: the keys differ"},
+    {70, "TLS: no common version of TLS"},
+    {71, "TLS: server wants better ciphers"},
+    {80, "TLS: server sent an alert"},
+    {112, "TLS: server does not know its name"},
+    {115, "TLS: server does not know the user"},
+    {116, "TLS: server wants a certificate of the client"},
+};
+
+static void alerts_are_named(void)
+{
+    size_t v, i;
+
+    for (v = 0; v < VERSIONS; v++) {
+        for (i = 0; i < sizeof alerts / sizeof alerts[0]; i++) {
+            mode how = broken_mode(uncut, NBD_IO_EOF);
+
+            play_variant = alerts[i].number;
+            wish_psk(versions[v]);
+            wish.manner.alert_after = 1;
+            wish.manner.alert = alerts[i].number;
+            play_once(&stage, write_session(short_session), &how);
+            CHECK_EQUAL(live.tls.alert, alerts[i].number);
+            CHECK(strcmp(nbd_detail(&stage.client), alerts[i].text) == 0);
+        }
+    }
 }
 
 /// The end ///
@@ -1756,6 +1826,8 @@ int main(int argc, char **argv)
     CHECK_CASE(stream_may_end_or_fail_at_any_byte);
     CHECK_CASE(no_byte_can_be_changed_unnoticed);
     CHECK_CASE(alert_at_any_byte_ends_it);
+    CHECK_CASE(alerts_are_named);
+    CHECK_CASE(sending_may_fail_at_any_byte);
     CHECK_CASE(close_notify_before_the_goodbye_is_an_error);
     CHECK_CASE(end_without_close_notify_is_named);
     CHECK_CASE(missing_close_notify_after_the_goodbye_is_forgiven);

@@ -227,6 +227,7 @@ typedef struct manner {
     unsigned warnings;      // so many warnings
     int no_notify;          // ends without close_notify
     size_t alert_after;     // 0, or: after so many bytes of data comes a fatal alert
+    unsigned char alert;    // its number; 0: internal_error
 } manner;
 
 typedef struct peer {
@@ -489,8 +490,9 @@ static inline void peer_write(peer *p, const unsigned char *data, size_t size)
     peer_check(mbedtls_ssl_write(&p->ssl, data, size) == (int)size ? 0 : -1, "data");
     p->sent += size;
     if (p->manner.alert_after == p->sent) {
-        peer_check(mbedtls_ssl_send_alert_message(&p->ssl, MBEDTLS_SSL_ALERT_LEVEL_FATAL,
-                                                  MBEDTLS_SSL_ALERT_MSG_INTERNAL_ERROR),
+        peer_check(mbedtls_ssl_send_alert_message(
+                       &p->ssl, MBEDTLS_SSL_ALERT_LEVEL_FATAL,
+                       p->manner.alert ? p->manner.alert : MBEDTLS_SSL_ALERT_MSG_INTERNAL_ERROR),
                    "alert");
         p->result = -1;
     }
