@@ -2235,7 +2235,7 @@ NBDI_WITHIN nbd_iovec nbdi_string(const char *text)
 
 #define NBDI_TOO_LONG 0xffffffffu
 
-// Length of the option data, or NBDI_TOO_LONG: a string is, or the whole is above 2^31.
+// Length of the option data, or NBDI_TOO_LONG: a string is, or the whole does not fit 32 bits.
 static uint32_t nbdi_option_length(const nbd_option *o)
 {
     size_t length = nbdi_names_export(o->option) ? nbdi_string(o->name).size : 0;
@@ -2249,7 +2249,9 @@ static uint32_t nbdi_option_length(const nbd_option *o)
         length += 8;
         for (i = 0; i < o->query_count; i++) {
             size_t size = nbdi_string(o->queries[i]).size;
-            if (size > NBDI_STRING_MAX || length > 0x7fffffffu) return NBDI_TOO_LONG;
+            if (size > NBDI_STRING_MAX || length > NBDI_TOO_LONG - 4 - NBDI_STRING_MAX) {
+                return NBDI_TOO_LONG;
+            }
             length += 4 + size;
         }
     }

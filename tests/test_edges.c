@@ -405,7 +405,9 @@ typedef struct init_row {
 
 static const init_row init_rows[] = {
     {offsetof(nbd_config, flags), 0x10000, NBD_ERR_ARG},
-    {offsetof(nbd_config, flags), 0xffff & ~(unsigned)NBD_ONLY_EXPORT_NAME, 0},
+    {offsetof(nbd_config, flags), 0x40, NBD_ERR_ARG},
+    {offsetof(nbd_config, flags), 0x80, NBD_ERR_ARG},
+    {offsetof(nbd_config, flags), 0xff3f & ~(unsigned)NBD_ONLY_EXPORT_NAME, 0},
     {offsetof(nbd_config, flags), NBD_TLS_REQUIRE | NBD_ONLY_EXPORT_NAME, NBD_ERR_ARG},
     {offsetof(nbd_config, flags), NBD_TLS_ALLOW | NBD_ONLY_EXPORT_NAME, 0},
     {offsetof(nbd_config, slot_count), 1, 0},
