@@ -235,7 +235,7 @@ static void end_of_sending_leaves_receiving(void)
     CHECK_EQUAL(waits(NBD_WANT_READ, PATIENCE_MS), NBD_WANT_READ);
     CHECK_EQUAL(take(&io.transport, 8), 4);
     nbd_socket_close(far_end);
-    CHECK((waits(NBD_WANT_READ, PATIENCE_MS) & NBD_WANT_READ) != 0);
+    CHECK(((unsigned)waits(NBD_WANT_READ, PATIENCE_MS) & NBD_WANT_READ) != 0);
     CHECK_EQUAL(take(&io.transport, 8), NBD_IO_EOF);
     nbd_socket_close(io.socket);
 }

@@ -61,9 +61,9 @@ static inline void play_edges(const script *s, size_t most, const trace *wanted)
 // The next place to cut; the end is always one.
 static inline size_t cut_behind(size_t at, size_t size, size_t stride)
 {
-    size_t step = (at < 512 || at + 128 > size ? 1 : stride) * check.share;
+    size_t ahead = (at < 512 || at + 128 > size ? 1 : stride) * check.share;
 
-    return at < size && step > size - at ? size : at + step;
+    return at < size && ahead > size - at ? size : at + ahead;
 }
 
 static inline void play_cuts(const script *s, size_t from, size_t size, const trace *wanted)
@@ -92,8 +92,9 @@ static inline void play_nagged(const script *s, const trace *wanted)
     play_nagging = 0;
 }
 
-// The first variant of a rule is played in all ways and cut in its opening too.
-static inline void face(variant_writer *write, const void *row, enum verdict verdict)
+// The first variant of a rule is played in all ways and cut in its opening too.  Returns
+// whether it was played at all.
+static inline int face(variant_writer *write, const void *row, enum verdict verdict)
 {
     static trace whole;
     const script *s = variant_script(write, row);
@@ -104,21 +105,22 @@ static inline void face(variant_writer *write, const void *row, enum verdict ver
     play_nagging = 0;
     size = play_whole(s, &whole);
     check_verdict(verdict);
-    if (!first && play_variant % check.share) return;
+    if (!first && play_variant % check.share) return 1;
     play_every_mode(s);
     play_nagged(s, &whole);
     play_edges(s, first ? EDGE_MOST : EDGE_FEW, &whole);
     play_cuts(s, first ? 0 : opening_size(s), size, &whole);
+    return 1;
 }
 
 // For thousands of variants that differ in a number: whole, byte by byte, in the least
 // buffer with the engine's own calls.
-static inline void face_many(variant_writer *write, const void *row, enum verdict verdict)
+static inline int face_many(variant_writer *write, const void *row, enum verdict verdict)
 {
     static trace whole;
     const script *s;
 
-    if (play_variant++ % check.share) return;
+    if (play_variant++ % check.share) return 0;
     s = variant_script(write, row);
     play_edge = 0;
     play_nagging = 0;
@@ -126,6 +128,7 @@ static inline void face_many(variant_writer *write, const void *row, enum verdic
     check_verdict(verdict);
     play_uncut(s, &play_modes[3], &whole);
     play_uncut(s, &play_modes[9], &whole);
+    return 1;
 }
 
 static inline void hostile_case(const char *name, void (*run)(void))
