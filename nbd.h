@@ -4330,6 +4330,8 @@ static nbd_socket nbdi_os_open(int family, int protocol)
     return socket(family, SOCK_STREAM, protocol);
 #elif defined(SOCK_CLOEXEC)
     return socket(family, SOCK_STREAM | SOCK_CLOEXEC, protocol);
+#elif !defined(FD_CLOEXEC) // Zephyr: no programs are started
+    return socket(family, SOCK_STREAM, protocol);
 #else
     int made = socket(family, SOCK_STREAM, protocol);
     if (made >= 0 && fcntl(made, F_SETFD, FD_CLOEXEC) < 0) {

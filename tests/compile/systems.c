@@ -54,6 +54,8 @@
 #define __OpenBSD__ 1
 #elif SYSTEM == 4
 #define __ZEPHYR__ 1
+#undef FD_CLOEXEC
+#undef F_SETFD
 #endif
 #endif
 
