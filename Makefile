@@ -53,8 +53,8 @@ PACKAGES := afl++ clang clang-19 clang-format clang-tidy cppcheck debootstrap dp
 
 .DELETE_ON_ERROR:
 .PHONY: all tests demo check deps size firmware portability bench bench-quick bench-programs \
-    bench-extents bench-no-init bench-send-more bench-parallel bench-connections bench-tls fuzz fuzz-long \
-    coverage mutation format format-check install clean FORCE
+    bench-extents bench-no-init bench-send-more bench-parallel bench-connections bench-tls fuzz \
+    fuzz-long coverage mutation format format-check install clean FORCE
 
 all: $(EXAMPLES)
 
