@@ -5,7 +5,7 @@
 
 #include "hostile.h"
 
-enum { DISK_SIZE = 64, LONG = 100000 };
+enum { DISK_SIZE = 64, LONG_TEXT = 100000 };
 
 typedef struct row {
     int protocol;
@@ -171,7 +171,7 @@ static void answers_while_stuck(script *s, const void *of)
         reads[i] = client_issues(s, NBD_READ, 0, 8192u * (unsigned)i, 8000);
         want_request(s, reads[i]);
     }
-    r = stuck_write(s, it->taken, LONG, &rest);
+    r = stuck_write(s, it->taken, LONG_TEXT, &rest);
     for (i = 0; i < 4; i++) {
         send_answer(s, reads[i], 0);
         see_done(s, reads[i], 0);
@@ -185,7 +185,7 @@ static void answers_while_stuck(script *s, const void *of)
 
 static void answers_are_taken_while_a_write_is_stuck(void)
 {
-    static const size_t taken[] = {16, 20, 27, 28, 31, 32, 33, 1000, 65536, LONG};
+    static const size_t taken[] = {16, 20, 27, 28, 31, 32, 33, 1000, 65536, LONG_TEXT};
     row it = {0, 0, 0, 0};
     size_t i;
 

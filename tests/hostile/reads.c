@@ -77,14 +77,14 @@ static void face_place(place_row *row)
     size_t i;
 
     for (i = 0; i < COUNT(sizes); i++) {
-        int near = row->flags == 0 && row->base == 4096 && row->offset - 4000 < 1000;
+        int close_by = row->flags == 0 && row->base == 4096 && row->offset - 4000 < 1000;
         int whole = row->offset == row->base && sizes[i] == DISK_SIZE;
 
         row->size = sizes[i];
-        (near ? face : face_many)(placed, row,
-                                  whole                  ? LAWFUL
-                                  : sizes[i] > DISK_SIZE ? UNJUDGED
-                                                         : BROKEN);
+        (close_by ? face : face_many)(placed, row,
+                                      whole                  ? LAWFUL
+                                      : sizes[i] > DISK_SIZE ? UNJUDGED
+                                                             : BROKEN);
     }
 }
 
