@@ -166,7 +166,7 @@ platform_row() {
 }
 
 passed() {
-    printf '%s of %s programs' "$(wc -l <"$here/passed")" "$(wc -l <"$here/programs")"
+    printf '%s in %s programs' "$(wc -l <"$here/passed")" "$(wc -l <"$here/programs")"
     [ "$1" = 0 ] || printf ', some failed'
 }
 
