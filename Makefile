@@ -39,20 +39,22 @@ SERVER := build/tests/server
 TOOLS := $(SERVER) build/tests/every build/tests/judge build/tests/differential build/tests/deadlock
 SOURCES := nbd.h $(wildcard examples/*.[ch] examples/firmware/*.[ch] examples/firmware/*/*.[ch] \
     examples/firmware/*/*/*.[ch] tests/*.[ch] tests/compile/*.[ch] tests/firmware/*.[ch] \
-    tests/fuzz/*.[ch] tests/hostile/*.[ch] tests/transports/*.h bench/*.[ch])
+    tests/fuzz/*.[ch] tests/hostile/*.[ch] tests/transports/*.h tests/windows/sys/*.h bench/*.[ch])
 
 # Debian packages for the tests that use other people's programs.
 PACKAGES := afl++ clang clang-19 clang-format clang-tidy cppcheck debootstrap dpkg-dev \
-    e2fsprogs file g++ gcc-12-multilib gcc-arm-none-eabi git gnutls-bin gnuplot-nox \
-    libc6-dev-i386 libclang-rt-14-dev libclang-rt-19-dev libev-dev libmbedtls-dev libnbd-bin \
-    libnbd-dev libnewlib-arm-none-eabi libssl-dev liburing-dev linux-libc-dev llvm-19 \
+    e2fsprogs file g++ g++-mingw-w64-x86-64-win32 gcc-12-multilib gcc-aarch64-linux-gnu \
+    gcc-arm-linux-gnueabihf gcc-arm-none-eabi gcc-mingw-w64-x86-64-win32 gcc-s390x-linux-gnu git \
+    gnuplot-nox gnutls-bin libc6-dev-arm64-cross libc6-dev-armhf-cross libc6-dev-i386 \
+    libc6-dev-s390x-cross libclang-rt-14-dev libclang-rt-19-dev libev-dev libmbedtls-dev \
+    libnbd-bin libnbd-dev libnewlib-arm-none-eabi libssl-dev liburing-dev linux-libc-dev llvm-19 \
     musl-tools nbd-server nbdkit nbdkit-plugin-python pkg-config python3 python3-clang-14 \
-    qemu-system-arm qemu-user qemu-utils shellcheck strace tcc tshark valgrind
+    qemu-system-arm qemu-user qemu-utils shellcheck strace tcc tshark valgrind wine64
 
 .DELETE_ON_ERROR:
-.PHONY: all tests demo check deps size firmware bench bench-quick bench-programs bench-extents \
-    bench-no-init bench-send-more bench-parallel bench-connections bench-tls fuzz fuzz-long \
-    coverage mutation format format-check install clean FORCE
+.PHONY: all tests demo check deps size firmware portability bench bench-quick bench-programs \
+    bench-extents bench-no-init bench-send-more bench-parallel bench-connections bench-tls fuzz \
+    fuzz-long coverage mutation format format-check install clean FORCE
 
 all: $(EXAMPLES)
 
@@ -82,6 +84,9 @@ size:
 # Both images in QEMU against nbdkit, with the figures that they print.
 firmware:
 	@tests/firmware.sh
+
+portability:
+	@tests/portability.sh
 
 # The programs that `make bench` runs; the one of libnbd where libnbd is installed.
 BENCH := build/bench/fastserver build/bench/nbdh build/bench/floor \

@@ -1340,14 +1340,18 @@ NBD_API int nbd_walk_next(nbd_walk *walk);
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/types.h>
+#ifndef __ZEPHYR__ // it has struct iovec in <sys/socket.h>, and no Unix sockets
 #include <sys/uio.h>
+#endif
 #include <time.h>
 #include <unistd.h>
 #ifndef NBD_NO_DIAL
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#ifndef __ZEPHYR__
 #include <sys/un.h>
+#endif
 #ifndef AI_PASSIVE
 #error "nbd.h: <netdb.h> hides getaddrinfo: define _POSIX_C_SOURCE 200112L first, or NBD_NO_DIAL"
 #endif
@@ -3947,6 +3951,20 @@ static void nbdi_spend(int *limit_ms, uint64_t passed)
 #define NBDI_NO_SIGNAL 0
 #endif
 
+// macOS hides the option from strict C, FreeBSD the flag too below POSIX.1-2008; the
+// kernel knows it all the same, by a number that cannot change.
+#ifdef MSG_NOSIGNAL
+#define NBDI_NO_SIGNAL_OPTION 0
+#elif defined(SO_NOSIGPIPE)
+#define NBDI_NO_SIGNAL_OPTION SO_NOSIGPIPE
+#elif defined(__APPLE__)
+#define NBDI_NO_SIGNAL_OPTION 0x1022
+#elif defined(__FreeBSD__) || defined(__DragonFly__) || defined(__NetBSD__)
+#define NBDI_NO_SIGNAL_OPTION 0x0800
+#else
+#define NBDI_NO_SIGNAL_OPTION 0
+#endif
+
 // Bytes in one call at most: some systems refuse sums above INT_MAX.
 #define NBDI_SOCKET_MOST ((size_t)1 << 30)
 
@@ -4259,9 +4277,9 @@ static int nbdi_socket_is_stream(nbd_socket socket, int *os_error)
 
 static int nbdi_socket_prepare(nbd_socket socket)
 {
-#if !defined(MSG_NOSIGNAL) && defined(SO_NOSIGPIPE)
+#if NBDI_NO_SIGNAL_OPTION
     int on = 1;
-    if (setsockopt(socket, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on)) return -1;
+    if (setsockopt(socket, SOL_SOCKET, NBDI_NO_SIGNAL_OPTION, &on, sizeof on)) return -1;
 #endif
     return nbdi_os_unblock(socket);
 }
@@ -4314,6 +4332,8 @@ static nbd_socket nbdi_os_open(int family, int protocol)
     return socket(family, SOCK_STREAM, protocol);
 #elif defined(SOCK_CLOEXEC)
     return socket(family, SOCK_STREAM | SOCK_CLOEXEC, protocol);
+#elif !defined(FD_CLOEXEC) // Zephyr: no programs are started
+    return socket(family, SOCK_STREAM, protocol);
 #else
     int made = socket(family, SOCK_STREAM, protocol);
     if (made >= 0 && fcntl(made, F_SETFD, FD_CLOEXEC) < 0) {
@@ -4431,7 +4451,7 @@ static int nbdi_dial_tcp(nbd_dial *dial, const nbd_address *address)
     return nbdi_dial_advance(dial);
 }
 
-#ifndef _WIN32
+#if !defined(_WIN32) && !defined(__ZEPHYR__)
 
 // `lead` is the place of the name in sun_path: 1 behind the NUL of an abstract one.
 static int nbdi_dial_path(nbd_dial *dial, const char *path, size_t lead)
@@ -4475,7 +4495,7 @@ static int nbdi_dial_first(nbd_dial *dial, const nbd_address *address)
 {
     switch (address->kind) {
     case NBD_ADDRESS_TCP: return nbdi_dial_tcp(dial, address);
-#ifndef _WIN32
+#if !defined(_WIN32) && !defined(__ZEPHYR__)
     case NBD_ADDRESS_UNIX: return nbdi_dial_path(dial, address->path, 0);
 #endif
 #ifdef __linux__

@@ -33,6 +33,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifndef FALLOC_FL_ZERO_RANGE // musl leaves it to <linux/falloc.h>
+#define FALLOC_FL_ZERO_RANGE 0x10
+#endif
+
 #define REQUEST_SIZE_MAX (32u << 20)
 #define LANES_MAX 64u
 #define ZEROES_MAX 256u                // zero ranges that a lane knows of at once

@@ -51,16 +51,16 @@ static void open_server(side *s)
     s->sync = (nbd_sync){.client = &s->client, .timeout_ms = TIMEOUT_MS};
     if (!error) error = nbd_init(&s->client, &config);
     if (!error) error = nbd_sync_open(&s->sync, &uri.address);
+    if (s->sync.os_error) fprintf(stderr, "simple_copy: system error %d\n", s->sync.os_error);
     if (error) die(s, NULL, 0, nbd_strerror(error));
     s->size = nbd_negotiated(&s->client)->size;
 }
 
 static void open_side(side *s, const char *name, int flags)
 {
-    off_t end;
     s->name = name;
     s->fd = IS_URI(name) ? -1 : open(name, flags, 0666);
-    end = s->fd < 0 ? -1 : lseek(s->fd, 0, SEEK_END);
+    off_t end = s->fd < 0 ? -1 : lseek(s->fd, 0, SEEK_END);
     s->size = (uint64_t)end;
     if (IS_URI(name))
         open_server(s);
@@ -73,23 +73,21 @@ static int read_server(side *s, void *memory, size_t size, uint64_t offset)
 {
     const nbd_transport *io = &s->sync.io.transport;
     int left = TIMEOUT_MS, ready = 0, error;
-    unsigned wants;
     nbd_event event;
     // NBD_NO_INIT is safe here: after an error not a byte of the memory is looked at.
     nbd_op op = {.command = NBD_READ, .flags = NBD_NO_INIT, .offset = offset, .size = size};
     op.buffer = memory;
     error = nbd_issue(&s->client, &op, NULL);
     while (!error) {
-        error = nbd_poll(&s->client, (unsigned)ready);
+        error = nbd_poll(&s->client, ready < 0 ? 0 : (unsigned)ready);
         while (nbd_next(&s->client, &event)) {
             if (event.type == NBD_EVENT_DONE) return event.error;
             if (event.type == NBD_EVENT_TEXT) // why it fails
                 nbd_escape(s->sync.message, sizeof s->sync.message, event.text, event.text_size);
         }
-        wants = nbd_wants(&s->client);
+        unsigned wants = nbd_wants(&s->client);
         ready = wants & NBD_WANT_NOW ? 0 : io->wait(io->context, wants, &left);
         if (ready < 0 || left == 0) nbd_abandon(&s->client);
-        if (ready < 0) ready = 0;
     }
     return error;
 }
@@ -102,17 +100,15 @@ static void transfer(side *s, int writes, void *memory, size_t size, uint64_t of
     if (s->fd < 0)
         error = writes ? nbd_sync_write(&s->sync, memory, size, offset, 0)
                        : read_server(s, memory, size, offset);
-    else
-        n = writes ? pwrite(s->fd, memory, size, (off_t)offset)
-                   : pread(s->fd, memory, size, (off_t)offset);
+    else if ((n = lseek(s->fd, (off_t)offset, SEEK_SET) < 0 ? -1 : 0) == 0)
+        n = writes ? write(s->fd, memory, size) : read(s->fd, memory, size);
     if (n < 0) die(s, what, offset, strerror(errno));
     if (error || (size_t)n < size) die(s, what, offset, error ? nbd_strerror(error) : "cut short");
 }
 
 static void close_side(side *s)
 {
-    int flushes = s->fd < 0 && nbd_allows(&s->client, NBD_FLUSH, 0);
-    int error = flushes ? nbd_sync_flush(&s->sync) : 0;
+    int error = s->fd < 0 && nbd_allows(&s->client, NBD_FLUSH, 0) ? nbd_sync_flush(&s->sync) : 0;
     if (!error) error = nbd_sync_close(&s->sync); // of a file: nothing
     if (error) die(s, "end", s->size, nbd_strerror(error));
     if (s->fd >= 0 && close(s->fd)) die(s, "end", s->size, strerror(errno));
@@ -125,6 +121,10 @@ int main(int argc, char **argv)
     uint64_t size = 256 * 1024;
     char *end = "";
     struct stat status;
+#ifdef _WIN32
+    _fmode = _O_BINARY;
+    if (WSAStartup(MAKEWORD(2, 2), &(WSADATA){0})) return fputs("no Winsock\n", stderr), 1;
+#endif
     for (int option; !*end && (option = getopt(argc, argv, "s:")) != -1;)
         size = option == 's' ? strtoull(optarg, &end, 0) : 0;
     if (*end) return fprintf(stderr, "simple_copy: not a whole number: %s\n", optarg), 2;

@@ -4,6 +4,7 @@
 //   PROGRAM NAME...     runs those cases only
 //   CHECK_SEED=N        seeds check_random; the seed stands in the first line
 //   CHECK_EVERY=N       runs the first case and every Nth behind it: for slow checkers
+//   CHECK_SHARE=N       does at every Nth byte what a case does at each: for slow machines
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -24,6 +25,7 @@ static struct {
     int failed;
     int passed;
     unsigned long every; // CHECK_EVERY
+    unsigned long share; // CHECK_SHARE
     unsigned long cases; // so far, those that do not run too
     uint64_t seed;
     uint64_t random;
@@ -97,21 +99,32 @@ static inline void check_crashed(int number)
     _exit(ignored > 0 && number > 0 ? 1 : 2);
 }
 
+// A count of the environment; 1 if it is not set.
+static inline unsigned long check_setting(const char *name)
+{
+    const char *text = getenv(name);
+    unsigned long count = text ? strtoul(text, NULL, 0) : 1;
+
+    return count ? count : 1;
+}
+
 static inline void check_begin(int argc, char **argv)
 {
-    const char *seed = getenv("CHECK_SEED"), *every = getenv("CHECK_EVERY");
+    const char *seed = getenv("CHECK_SEED");
 
     check.argc = argc;
     check.argv = argv;
     check.found = (char *)calloc((size_t)argc + 1, 1);
     if (!check.found) abort();
     check.seed = seed ? strtoull(seed, NULL, 0) : 1;
-    check.every = every ? strtoul(every, NULL, 0) : 1;
-    if (check.every == 0) check.every = 1;
+    check.every = check_setting("CHECK_EVERY");
+    check.share = check_setting("CHECK_SHARE");
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
     printf("# seed %llu\n", (unsigned long long)check.seed);
     signal(SIGSEGV, check_crashed);
+#ifdef SIGBUS
     signal(SIGBUS, check_crashed);
+#endif
 }
 
 static inline int check_selected(const char *name)

@@ -1131,7 +1131,7 @@ static inline void play_every_mode(const script *s)
     for (i = 0; i < sizeof play_modes / sizeof play_modes[0]; i++) {
         play_uncut(s, &play_modes[i], &whole);
     }
-    for (i = 0; i < 20; i++) {
+    for (i = 0; i < 20; i += check.share) {
         mode random = whole_mode;
 
         random.name = "random";
@@ -1158,7 +1158,7 @@ static inline void play_every_cut(const script *s)
     size_t size = play_whole(s, &whole), stride = size > 2048 ? size / 128 : 1, at;
 
     if (s->no_cut) return;
-    for (at = 0; at <= size; at += at < 512 || at + 256 > size ? 1 : stride) {
+    for (at = 0; at <= size; at += (at < 512 || at + 256 > size ? 1 : stride) * check.share) {
         mode how = whole_mode;
 
         play_cut(s, how, at, &whole);

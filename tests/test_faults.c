@@ -334,14 +334,14 @@ static void fail_every_call(const script *s, const mode *how)
 
     play_faults(s, how, one, one);
     calls = faults.calls;
-    for (one.call = 0; one.call < calls; one.call++) {
+    for (one.call = 0; one.call < calls; one.call += (int)check.share) {
         for (kind = 0; kind < FAULT_KINDS; kind++) {
             one.kind = (enum fault_kind)kind;
             play_faults(s, how, one, no_fault());
             CHECK(faults.struck || s->no_cut);
         }
     }
-    for (i = 0; i < FAULT_PAIRS; i++)
+    for (i = 0; i < FAULT_PAIRS; i += (int)check.share)
         play_faults(s, how, some_fault(calls), some_fault(calls));
 }
 
@@ -505,7 +505,7 @@ static void blocking_calls_with_faults(void)
         faults.planned[0] = faults.planned[1] = no_fault();
         blocking_calls(s, modes[m]);
         calls = faults.calls;
-        for (call = 0; call < calls; call++) {
+        for (call = 0; call < calls; call += (int)check.share) {
             for (kind = 0; kind < FAULT_KINDS; kind++) {
                 faults.planned[0].call = call;
                 faults.planned[0].kind = (enum fault_kind)kind;

@@ -958,7 +958,7 @@ static void change_session(const void *of)
     changed.at = uncut;
     run_changed(s, &whole_mode);
     size = stage.out_size;
-    for (at = 0; at < size && size <= FLIP_BYTES; at++) {
+    for (at = 0; at < size && size <= FLIP_BYTES; at += check.share) {
         change_byte(s, &whole_mode, at);
         if (is_in_header(&stage, at)) change_byte(s, &bytes_mode, at);
     }
@@ -1011,7 +1011,8 @@ int main(int argc, char **argv)
     every_session("flips_of_", change_session);
     if (argc > 1) return check_end();
     // Only after all of the sessions can it be told.
-    if (check.every == 1) CHECK_CASE(every_row_of_the_tables_is_met); // it sums up the others
+    if (check.every * check.share == 1)
+        CHECK_CASE(every_row_of_the_tables_is_met); // it sums up the others
     CHECK_CASE(flips_are_legal_and_illegal);
     return check_end();
 }

@@ -9,7 +9,7 @@
 
 #include "check.h"
 
-enum { CLIENTS = 8, ROUNDS = 40, PIECE = 3000, SIZE = ROUNDS * PIECE };
+enum { CLIENTS = 8, ROUNDS = 40, PIECE = 3000, DISK_SIZE = ROUNDS * PIECE };
 
 /// The server ///
 
@@ -57,7 +57,7 @@ static void put_number(unsigned char *p, uint64_t value, unsigned width)
 typedef struct server {
     pthread_t thread;
     int fd;
-    unsigned char disk[SIZE];
+    unsigned char disk[DISK_SIZE];
     unsigned char payload[PIECE];
 } server;
 
@@ -67,7 +67,7 @@ static int greet(const server *s)
     unsigned char client[4 + 16 + 1], answer[10];
 
     if (!give(s->fd, "NBDMAGICIHAVEOPT\0\3", 18) || !get(s->fd, client, sizeof client)) return 0;
-    put_number(answer, SIZE, 8);
+    put_number(answer, DISK_SIZE, 8);
     put_number(answer + 8, NBD_OFFERS_FLAGS | NBD_OFFERS_FLUSH, 2);
     return give(s->fd, answer, sizeof answer);
 }
@@ -82,7 +82,7 @@ static int serve_one(server *s)
     type = (size_t)number(request + 6, 2);
     place = (size_t)number(request + 16, 8);
     size = (size_t)number(request + 24, 4);
-    if (size > PIECE || place > SIZE - size || (type == 1 && !get(s->fd, s->payload, size))) {
+    if (size > PIECE || place > DISK_SIZE - size || (type == 1 && !get(s->fd, s->payload, size))) {
         return 0;
     }
     if (type == 1) memcpy(s->disk + place, s->payload, size);
@@ -182,7 +182,8 @@ static void *read_and_close(void *of)
         if (!c->error && !holds_fill(c)) c->error = -1000;
     }
     if (!c->error && nbd_sync_flush(&c->sync) != 0) c->error = -1001;
-    if (!c->error && nbd_sync_read(&c->sync, c->data, 1, SIZE) != NBD_ERR_BOUNDS) c->error = -1002;
+    if (!c->error && nbd_sync_read(&c->sync, c->data, 1, DISK_SIZE) != NBD_ERR_BOUNDS)
+        c->error = -1002;
     if (!c->error && !parse_and_print(c)) c->error = -1003;
     if (!c->error) c->error = nbd_sync_close(&c->sync);
     close(c->fd);

@@ -5,7 +5,7 @@
 
 #include "hostile.h"
 
-enum { SIZE = 64, LONG = 100000 };
+enum { DISK_SIZE = 64, LONG_TEXT = 100000 };
 
 typedef struct row {
     int protocol;
@@ -79,7 +79,7 @@ static void answered_early(script *s, const void *of)
     int r;
 
     open_lawful(s, it->protocol);
-    r = stuck_write(s, it->taken, SIZE, &rest);
+    r = stuck_write(s, it->taken, DISK_SIZE, &rest);
     send_answer(s, r, it->error);
     see_undone(s, r);
     write_goes_on(s, r, it->taken, &rest);
@@ -94,7 +94,7 @@ static void answer_at_any_byte_of_a_write_waits_for_its_end(void)
     for (it.protocol = 0; it.protocol < 3; it.protocol++) {
         size_t header = it.protocol == 2 ? 32 : 28;
 
-        for (it.taken = header; it.taken < header + SIZE; it.taken++) {
+        for (it.taken = header; it.taken < header + DISK_SIZE; it.taken++) {
             it.error = it.taken % 2 ? NBD_ENOSPC : 0;
             face(answered_early, &it, UNJUDGED);
         }
@@ -108,7 +108,7 @@ static void answered_twice(script *s, const void *of)
     int r;
 
     open_lawful(s, it->protocol);
-    r = stuck_write(s, it->taken, SIZE, &rest);
+    r = stuck_write(s, it->taken, DISK_SIZE, &rest);
     send_answer(s, r, 0);
     see_undone(s, r);
     send_answer(s, r, 0);
@@ -120,7 +120,7 @@ static void second_answer_to_a_write_that_is_stuck_ends_it(void)
     row it = {0, 0, 0, 0};
 
     for (it.protocol = 0; it.protocol < 3; it.protocol++) {
-        for (it.taken = 32; it.taken < 32 + SIZE - 4; it.taken += 10)
+        for (it.taken = 32; it.taken < 32 + DISK_SIZE - 4; it.taken += 10)
             face(answered_twice, &it, BROKEN);
     }
 }
@@ -134,7 +134,7 @@ static void disconnects_stuck(script *s, const void *of)
 
     open_lawful(s, it->protocol);
     op_is(flush, NBD_FLUSH, 0, 0);
-    r = stuck_write(s, it->taken, SIZE, &rest);
+    r = stuck_write(s, it->taken, DISK_SIZE, &rest);
     client_disconnects(s);
     op_is_refused_here(s, flush, NBD_ERR_STATE);
     write_goes_on(s, r, it->taken, &rest);
@@ -152,7 +152,7 @@ static void disconnect_at_any_byte_of_a_write_stands_behind_it(void)
     for (it.protocol = 0; it.protocol < 3; it.protocol++) {
         size_t header = it.protocol == 2 ? 32 : 28;
 
-        for (it.taken = 16; it.taken < header + SIZE; it.taken++)
+        for (it.taken = 16; it.taken < header + DISK_SIZE; it.taken++)
             face(disconnects_stuck, &it, LAWFUL);
     }
 }
@@ -171,7 +171,7 @@ static void answers_while_stuck(script *s, const void *of)
         reads[i] = client_issues(s, NBD_READ, 0, 8192u * (unsigned)i, 8000);
         want_request(s, reads[i]);
     }
-    r = stuck_write(s, it->taken, LONG, &rest);
+    r = stuck_write(s, it->taken, LONG_TEXT, &rest);
     for (i = 0; i < 4; i++) {
         send_answer(s, reads[i], 0);
         see_done(s, reads[i], 0);
@@ -185,7 +185,7 @@ static void answers_while_stuck(script *s, const void *of)
 
 static void answers_are_taken_while_a_write_is_stuck(void)
 {
-    static const size_t taken[] = {16, 20, 27, 28, 31, 32, 33, 1000, 65536, LONG};
+    static const size_t taken[] = {16, 20, 27, 28, 31, 32, 33, 1000, 65536, LONG_TEXT};
     row it = {0, 0, 0, 0};
     size_t i;
 
@@ -235,7 +235,7 @@ static void many_stages(script *s, const void *of)
                    : client_issues(s, NBD_READ, i % 2 ? NBD_NO_INIT : 0, 512u * (unsigned)i, 300);
         want_request(s, r[i]);
     }
-    r[i] = stuck_write(s, header_size(s) + 10, SIZE, &rest);
+    r[i] = stuck_write(s, header_size(s) + 10, DISK_SIZE, &rest);
     for (i++; i < MANY; i++)
         r[i] = client_issues(s, NBD_TRIM, 0, 0, 4096);
     for (i = 0; i < 8 && !broken; i++, at++) {
@@ -344,7 +344,7 @@ static void asks_by_hand(script *s, const void *of)
     see_option(s, 10, 0);
     go_asked(s, "e");
     s->protocol = NBD_PROTOCOL_STRUCTURED;
-    r = client_issues(s, NBD_READ, 0, 0, SIZE);
+    r = client_issues(s, NBD_READ, 0, 0, DISK_SIZE);
     want_request(s, r);
     send_data(s, r, MORE, 0, 32);
     send_error(s, r, DONE, NBD_EIO, "bad sector");

@@ -644,11 +644,13 @@ static void block_sizes_keep_their_rules_or_end_it(void)
     for (i = 0; i < COUNT(sizes); i++) {
         for (k = 0; k < COUNT(sizes); k++) {
             for (l = 0; l < COUNT(sizes); l++) {
+                int legal;
+
                 row.minimum = sizes[i];
                 row.preferred = sizes[k];
                 row.maximum = sizes[l];
-                face_many(send_blocks, &row, blocks_are_legal(&row) ? LAWFUL : BROKEN);
-                if (blocks_are_legal(&row)) {
+                legal = blocks_are_legal(&row);
+                if (face_many(send_blocks, &row, legal ? LAWFUL : BROKEN) && legal) {
                     const nbd_export *got = nbd_negotiated(&stage.client);
 
                     CHECK(got->minimum_block == row.minimum &&

@@ -53,9 +53,17 @@ static inline size_t opening_size(const script *s)
 
 static inline void play_edges(const script *s, size_t most, const trace *wanted)
 {
-    for (play_edge = 1; play_edge <= most; play_edge++)
+    for (play_edge = 1; play_edge <= most; play_edge += check.share)
         play_uncut(s, &whole_mode, wanted);
     play_edge = 0;
+}
+
+// The next place to cut; the end is always one.
+static inline size_t cut_behind(size_t at, size_t size, size_t stride)
+{
+    size_t ahead = (at < 512 || at + 128 > size ? 1 : stride) * check.share;
+
+    return at < size && ahead > size - at ? size : at + ahead;
 }
 
 static inline void play_cuts(const script *s, size_t from, size_t size, const trace *wanted)
@@ -64,7 +72,7 @@ static inline void play_cuts(const script *s, size_t from, size_t size, const tr
     size_t at, i, stride = size > 2048 ? size / 64 : 1;
 
     if (s->no_cut) return;
-    for (at = from; at <= size; at += at < 512 || at + 128 > size ? 1 : stride) {
+    for (at = from; at <= size; at = cut_behind(at, size, stride)) {
         for (i = 0; i < 3; i++) {
             mode how = whole_mode;
 
@@ -84,8 +92,9 @@ static inline void play_nagged(const script *s, const trace *wanted)
     play_nagging = 0;
 }
 
-// The first variant of a rule is played in all ways and cut in its opening too.
-static inline void face(variant_writer *write, const void *row, enum verdict verdict)
+// The first variant of a rule is played in all ways and cut in its opening too.  Returns
+// whether it was played at all.
+static inline int face(variant_writer *write, const void *row, enum verdict verdict)
 {
     static trace whole;
     const script *s = variant_script(write, row);
@@ -96,26 +105,30 @@ static inline void face(variant_writer *write, const void *row, enum verdict ver
     play_nagging = 0;
     size = play_whole(s, &whole);
     check_verdict(verdict);
+    if (!first && play_variant % check.share) return 1;
     play_every_mode(s);
     play_nagged(s, &whole);
     play_edges(s, first ? EDGE_MOST : EDGE_FEW, &whole);
     play_cuts(s, first ? 0 : opening_size(s), size, &whole);
+    return 1;
 }
 
 // For thousands of variants that differ in a number: whole, byte by byte, in the least
 // buffer with the engine's own calls.
-static inline void face_many(variant_writer *write, const void *row, enum verdict verdict)
+static inline int face_many(variant_writer *write, const void *row, enum verdict verdict)
 {
     static trace whole;
-    const script *s = variant_script(write, row);
+    const script *s;
 
-    play_variant++;
+    if (play_variant++ % check.share) return 0;
+    s = variant_script(write, row);
     play_edge = 0;
     play_nagging = 0;
     play_whole(s, &whole);
     check_verdict(verdict);
     play_uncut(s, &play_modes[3], &whole);
     play_uncut(s, &play_modes[9], &whole);
+    return 1;
 }
 
 static inline void hostile_case(const char *name, void (*run)(void))
@@ -136,9 +149,9 @@ enum { AROUND = 10 };
 
 static inline uint64_t length_around(uint64_t bound, size_t i)
 {
-    static const uint64_t far[] = {0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF};
+    static const uint64_t turns[] = {0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF};
 
-    return i < 5 ? bound - 2 + i : far[i - 5];
+    return i < 5 ? bound - 2 + i : turns[i - 5];
 }
 
 // A program that may have asked for `option` by hand sees its end.

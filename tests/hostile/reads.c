@@ -10,7 +10,7 @@ static const uint32_t read_modes[] = {0, NBD_NO_INIT, NBD_SPARSE, NBD_SPARSE | N
 
 /// Place ///
 
-enum { SIZE = 512 };
+enum { DISK_SIZE = 512 };
 
 typedef struct place_row {
     int protocol;
@@ -24,15 +24,15 @@ typedef struct place_row {
 // In numbers that cannot wrap: how far the chunk begins behind the request.
 static int is_inside(const place_row *row)
 {
-    return row->size > 0 && row->size <= SIZE && row->offset >= row->base &&
-           row->offset - row->base <= SIZE - row->size;
+    return row->size > 0 && row->size <= DISK_SIZE && row->offset >= row->base &&
+           row->offset - row->base <= DISK_SIZE - row->size;
 }
 
 static const char *place_detail(const place_row *row)
 {
     if (row->hole) return "hole empty or outside the request";
-    return row->size == 0 || row->size > SIZE ? "data chunk empty or too long"
-                                              : "data outside the request";
+    return row->size == 0 || row->size > DISK_SIZE ? "data chunk empty or too long"
+                                                   : "data outside the request";
 }
 
 static void send_placed(script *s, int r, const place_row *row)
@@ -41,7 +41,7 @@ static void send_placed(script *s, int r, const place_row *row)
 
     if (row->hole) {
         send_hole(s, r, DONE, row->offset, (uint32_t)row->size);
-    } else if (row->size <= SIZE) {
+    } else if (row->size <= DISK_SIZE) {
         send_data(s, r, DONE, row->offset, (size_t)row->size);
     } else {
         sent = send_chunk_open(s, r, DONE, TYPE_DATA, 8 + row->size);
@@ -58,7 +58,7 @@ static void placed(script *s, const void *of)
     greet_fixed(s);
     agree_on(s, row->protocol);
     go(s, UINT64_MAX, EXPORT_FLAGS);
-    r = client_issues(s, NBD_READ, row->flags, row->base, SIZE);
+    r = client_issues(s, NBD_READ, row->flags, row->base, DISK_SIZE);
     want_request(s, r);
     send_placed(s, r, row);
     if (!is_inside(row)) {
@@ -66,7 +66,7 @@ static void placed(script *s, const void *of)
         return;
     }
     if (row->hole && (row->flags & NBD_SPARSE)) see_hole(s, r, row->offset, row->size);
-    see_done(s, r, row->size == SIZE ? 0 : NBD_ERR_GAP);
+    see_done(s, r, row->size == DISK_SIZE ? 0 : NBD_ERR_GAP);
     session_lives(s);
 }
 
@@ -77,32 +77,32 @@ static void face_place(place_row *row)
     size_t i;
 
     for (i = 0; i < COUNT(sizes); i++) {
-        int near = row->flags == 0 && row->base == 4096 && row->offset - 4000 < 1000;
-        int whole = row->offset == row->base && sizes[i] == SIZE;
+        int close_by = row->flags == 0 && row->base == 4096 && row->offset - 4000 < 1000;
+        int whole = row->offset == row->base && sizes[i] == DISK_SIZE;
 
         row->size = sizes[i];
-        (near ? face : face_many)(placed, row,
-                                  whole             ? LAWFUL
-                                  : sizes[i] > SIZE ? UNJUDGED
-                                                    : BROKEN);
+        (close_by ? face : face_many)(placed, row,
+                                      whole                  ? LAWFUL
+                                      : sizes[i] > DISK_SIZE ? UNJUDGED
+                                                             : BROKEN);
     }
 }
 
 static void content_lies_inside_its_request_or_ends_it(void)
 {
-    static const uint64_t bases[] = {0, 4096, UINT64_C(0x7FFFFFFFFFFFFF00), UINT64_MAX - SIZE};
+    static const uint64_t bases[] = {0, 4096, UINT64_C(0x7FFFFFFFFFFFFF00), UINT64_MAX - DISK_SIZE};
     static const uint64_t from_base[] = {(uint64_t)-4096,
-                                         (uint64_t)-SIZE,
+                                         (uint64_t)-DISK_SIZE,
                                          (uint64_t)-2,
                                          (uint64_t)-1,
                                          0,
                                          1,
                                          2,
-                                         SIZE - 2,
-                                         SIZE - 1,
-                                         SIZE,
-                                         SIZE + 1,
-                                         SIZE + 2,
+                                         DISK_SIZE - 2,
+                                         DISK_SIZE - 1,
+                                         DISK_SIZE,
+                                         DISK_SIZE + 1,
+                                         DISK_SIZE + 2,
                                          UINT64_C(1) << 32,
                                          UINT64_C(1) << 63};
     place_row row;

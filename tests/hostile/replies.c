@@ -5,7 +5,7 @@
 
 #include "hostile.h"
 
-enum { CONTEXT_ID = 7, OFFSET = 4096, SIZE = 64 };
+enum { CONTEXT_ID = 7, OFFSET = 4096, DISK_SIZE = 64 };
 
 static const char *const queries[] = {"base:allocation"};
 static const uint32_t context_ids[] = {CONTEXT_ID};
@@ -24,7 +24,7 @@ static void open_all(script *s, int protocol)
 static int ask(script *s, uint32_t command)
 {
     int r = command == NBD_FLUSH ? client_issues(s, command, 0, 0, 0)
-                                 : client_issues(s, command, 0, OFFSET, SIZE);
+                                 : client_issues(s, command, 0, OFFSET, DISK_SIZE);
 
     want_request(s, r);
     return r;
@@ -67,12 +67,12 @@ static step *send_header_of(script *s, int r, int kind, uint32_t flags, uint32_t
 static void send_success(script *s, int r)
 {
     uint32_t command = s->requests[r].op.command;
-    extent one = {SIZE, 0};
+    extent one = {DISK_SIZE, 0};
 
     if (s->protocol == NBD_PROTOCOL_SIMPLE) {
         send_simple(s, r, 0);
     } else if (command == NBD_READ) {
-        send_data(s, r, DONE, OFFSET, SIZE);
+        send_data(s, r, DONE, OFFSET, DISK_SIZE);
     } else if (command == NBD_BLOCK_STATUS) {
         send_extents(s, r, DONE, CONTEXT_ID, &one, 1);
         see_extent(s, r, 0, OFFSET, one);
@@ -84,10 +84,10 @@ static void send_success(script *s, int r)
 // A chunk of this request that is right, and not its last.
 static void send_good_chunk(script *s, int r)
 {
-    extent one = {SIZE, 0};
+    extent one = {DISK_SIZE, 0};
 
     if (s->requests[r].op.command == NBD_READ) {
-        send_data(s, r, MORE, OFFSET, SIZE);
+        send_data(s, r, MORE, OFFSET, DISK_SIZE);
     } else if (s->requests[r].op.command == NBD_BLOCK_STATUS) {
         send_extents(s, r, MORE, CONTEXT_ID, &one, 1);
         see_extent(s, r, 0, OFFSET, one);
@@ -203,10 +203,10 @@ static void flipped_cookie(script *s, const void *of)
     } else if (it->error) {
         send_error(s, a, DONE, it->error, "no");
     } else {
-        send_data(s, a, DONE, OFFSET, SIZE);
+        send_data(s, a, DONE, OFFSET, DISK_SIZE);
     }
     s->steps[s->step_count - 1].cookie_flip = it->bits;
-    memset(s->bytes + (s->requests[a].image - s->bytes), UNTOUCHED, SIZE);
+    memset(s->bytes + (s->requests[a].image - s->bytes), UNTOUCHED, DISK_SIZE);
     see_event(s, a, NBD_EVENT_DONE)->error = NBD_ERR_PROTOCOL;
     s->steps[s->step_count - 1].event.error_offset = OFFSET;
     die_by(s, b, detail);
@@ -372,7 +372,8 @@ static const char *length_detail(const row *it)
     }
     switch (it->type) {
     case TYPE_NONE: return length == 0 ? NULL : "NONE chunk with payload or not DONE";
-    case TYPE_DATA: return length > 8 && length <= 8 + SIZE ? NULL : "data chunk empty or too long";
+    case TYPE_DATA:
+        return length > 8 && length <= 8 + DISK_SIZE ? NULL : "data chunk empty or too long";
     case TYPE_HOLE: return length == 12 ? NULL : "hole chunk not 12 bytes";
     default:
         return length > head && (length - head) % (2 * head) == 0 &&
@@ -420,7 +421,7 @@ static void chunk_of_an_impossible_length_ends_it(void)
 {
     static const uint32_t types[] = {0, 1, 2, 5, 0x8000, 0x8001, 0x8002, 0x8003, 0x80FF, 0xFFFF};
     static const uint64_t bounds[] = {
-        2, 6, 9, 12, 14, 24, 8 + SIZE, 8192, 4 + (8u << 20), 8 + (16u << 20)};
+        2, 6, 9, 12, 14, 24, 8 + DISK_SIZE, 8192, 4 + (8u << 20), 8 + (16u << 20)};
     static const uint64_t huge[] = {UINT64_C(1) << 32, UINT64_C(1) << 63,
                                     UINT64_C(0x7FFFFFFFFFFFFFFF), UINT64_MAX};
     row it = plain_row;
@@ -483,7 +484,7 @@ static void unknown_flags(script *s, const void *of)
     open_all(s, it->protocol);
     r = ask(s, NBD_READ);
     send_data(s, r, it->flags & 0xFFFE, OFFSET, 10);
-    send_hole(s, r, it->flags & 0xFFFE, OFFSET + 10, SIZE - 10);
+    send_hole(s, r, it->flags & 0xFFFE, OFFSET + 10, DISK_SIZE - 10);
     (void)send_header_of(s, r, it->protocol, it->flags | DONE, TYPE_NONE, 0);
     see_done(s, r, 0);
     session_lives(s);
@@ -562,15 +563,15 @@ static void face_error(row *it, uint32_t error, unsigned how)
 
 static void error_of_any_value_is_told_and_0_ends_it(void)
 {
-    static const uint32_t far[] = {255,    256,        9999,       0x0100,     0x05000000,
+    static const uint32_t odd[] = {255,    256,        9999,       0x0100,     0x05000000,
                                    0x8000, 0x10000005, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF};
     row it = plain_row;
     uint32_t error;
 
     for (error = 0; error < 130; error++)
         face_error(&it, error, error);
-    for (error = 0; error < COUNT(far); error++)
-        face_error(&it, far[error], error);
+    for (error = 0; error < COUNT(odd); error++)
+        face_error(&it, odd[error], error);
     for (error = 0; error < 4; error++)
         face_error(&it, 0, error);
 }
@@ -655,7 +656,7 @@ static void message_of_an_error_fits_its_chunk_or_ends_it(void)
 
 static int offset_is_legal(const row *it)
 {
-    return it->bits >= OFFSET && it->bits < OFFSET + SIZE;
+    return it->bits >= OFFSET && it->bits < OFFSET + DISK_SIZE;
 }
 
 static void error_offset(script *s, const void *of)
@@ -685,7 +686,7 @@ static void offset_of_an_error_lies_in_its_request_or_ends_it(void)
             for (i = 0; i < 3 * AROUND; i++) {
                 if (it.command == NBD_FLUSH) continue; // has no offset
                 it.bits = i < AROUND       ? length_around(OFFSET, i)
-                          : i < 2 * AROUND ? length_around(OFFSET + SIZE, i - AROUND)
+                          : i < 2 * AROUND ? length_around(OFFSET + DISK_SIZE, i - AROUND)
                                            : UINT64_MAX - (i - 2 * AROUND);
                 face(error_offset, &it, offset_is_legal(&it) ? LAWFUL : BROKEN);
             }
@@ -741,7 +742,7 @@ static void payload_behind_an_error(script *s, const void *of)
     b = client_issues(s, NBD_READ, it->flags, 8192, 100);
     want_request(s, b);
     send_simple(s, a, it->error);
-    if (it->second) send_bytes(s, script_text(s, SIZE), SIZE);
+    if (it->second) send_bytes(s, script_text(s, DISK_SIZE), DISK_SIZE);
     see_done_at(s, a, known_error(it->error), it->error, OFFSET);
     if (it->second) {
         die_by(s, b, bad_magic);

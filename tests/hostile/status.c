@@ -303,16 +303,16 @@ static void counted(script *s, const void *of)
 
 static void count_of_extents_is_theirs_or_ends_it(void)
 {
-    static const uint32_t far[] = {0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1u << 20, 1u << 28};
+    static const uint32_t odd[] = {0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1u << 20, 1u << 28};
     count_row row = {0, 0, 0};
     uint32_t i;
 
     for (row.extents = 0; row.extents < 5; row.extents++) {
-        for (i = 0; i < 5 + 2 * COUNT(far); i++) {
+        for (i = 0; i < 5 + 2 * COUNT(odd); i++) {
             // The last wrap to what is right if they are multiplied in 32 bits.
             row.count = i < 5                ? row.extents - 2 + i
-                        : i < 5 + COUNT(far) ? far[i - 5]
-                                             : row.extents + far[i - 5 - COUNT(far)];
+                        : i < 5 + COUNT(odd) ? odd[i - 5]
+                                             : row.extents + odd[i - 5 - COUNT(odd)];
             row.behind = 0;
             face(counted, &row, row.extents && row.count == row.extents ? LAWFUL : BROKEN);
             row.behind = 1 + i % 15;
