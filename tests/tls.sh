@@ -428,7 +428,7 @@ first_line_is_there() {
 }
 
 four_connections() {
-    run "$tools/copy" -v -C 4 -T 4 "$1" "$target" 2>"$tmp/said" &&
+    run "$tools/copy$kind" -v -C 4 -T 4 "$1" "$target" 2>"$tmp/said" &&
         cmp "$disk" "$target" && grep -q '^copy: source: .* connections=4 threads=4$' "$tmp/said"
 }
 
@@ -520,6 +520,27 @@ places() {
     fi
 }
 
+sanitized() {
+    # shellcheck disable=SC2046
+    $CC -std=c99 -g -fsanitize=address,undefined -fno-sanitize-recover=all -pthread -I. \
+        "examples/$1.c" $(mbedtls_flags) -o "$tmp/$1.asan"
+}
+
+# All that a session has is given back: one of several connections, one that fails.
+sanitized_tools() {
+    local name tools=$tmp kind=.asan
+    check 'tools, ASan: server starts' serve nbdkit any x509
+    for name in copy dump info; do
+        check "$name, ASan: builds" sanitized $name
+        check "$name, ASan: works" tool $name "$(tls_uri x509)"
+        refuse "$name, ASan: a wrong authority" "^$name: .*not signed by a trusted authority\$" \
+            tool $name "$(tls_uri x509 "$tmp/other")"
+    done
+    check 'copy, ASan: four connections in four threads' four_connections "$(tls_uri x509)"
+    check 'tools, ASan: server with keys starts' serve nbdkit any psk
+    check 'info, ASan: keys' tool info "$(tls_uri psk)"
+}
+
 # Each is short, builds with the command of its first comment, and has no fault of memory.
 small_examples() {
     local name how
@@ -589,6 +610,7 @@ wrong_keys
 if [ -n "$here" ]; then
     one_side_only
     tools
+    sanitized_tools
 fi
 # shellcheck disable=SC2086
 small_examples $examples
