@@ -105,7 +105,7 @@ DEFAULT_MODE := $(patsubst build/examples/%,build/bench/default/%,$(filter %copy
 bench-no-init bench-parallel: $(EXAMPLES)
 bench-no-init: $(DEFAULT_MODE) $(if $(EV),$(filter %_copy,$(BENCH:libnbd=libnbd_copy)))
 bench-connections: build/bench/connections
-bench-tls: $(if $(MBEDTLS),build/bench/nbdh_mbedtls) $(if $(OPENSSL),build/bench/nbdh_openssl) \
+bench-tls: build/examples/copy $(if $(MBEDTLS),build/bench/nbdh_mbedtls) $(if $(OPENSSL),build/bench/nbdh_openssl) \
     $(if $(MBEDTLS),$(if $(OPENSSL),build/bench/tls_floor))
 bench-no-init bench-send-more bench-parallel bench-connections bench-tls: bench-%: $(BENCH)
 	@python3 bench/experiments.py $* $(EXPERIMENT_OPTIONS)

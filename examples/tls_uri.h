@@ -9,7 +9,8 @@
     "An nbds URI is for TLS: ?tls-certificates=DIRECTORY has ca-cert.pem, client-cert.pem and\n" \
     "client-key.pem; without it /etc/pki/libnbd (root) or ~/.pki/libnbd and " \
     "~/.config/pki/libnbd\n" \
-    "are looked at, then the authorities of the system count.  ?tls-psk-file=FILE is for USER@.\n"
+    "are looked at, then the authorities of the system count.  ?tls-psk-file=FILE is for USER@.\n" \
+    "KEY_PASSWORD in the environment opens an encrypted key.\n"
 #include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -82,6 +83,7 @@ static inline int tls_prepare(tls_trust *trust, const nbd_uri *uri)
     if (error) return error;
     if (!options.psk_file && !options.ca_file) options.ca_file = tls_system_authorities();
     if (!options.user) options.user = tls_login_name();
+    options.key_password = getenv("KEY_PASSWORD");
     trust->name = nbd_tls_uri_name(uri);
     trust->used = 1;
     error = nbd_tls_credentials_init(&trust->credentials, &options);

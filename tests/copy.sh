@@ -15,7 +15,7 @@
 #   - A copy that fails leaves its file empty; nbdcopy leaves it at its full size.
 #   - 16 requests are in flight on a connection, not 64: see -R.
 #   - Numbers end at their last digit: nbdcopy takes "4x" as 4.
-#   - What is said on stderr, --help and --version; TLS is not supported.
+#   - What is said on stderr, --help and --version.
 # shellcheck disable=SC2016
 . tests/lib.sh
 . tests/servers.sh

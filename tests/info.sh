@@ -15,7 +15,6 @@
 #     answer to INFO, and of a server without INFO no contexts.
 #   - JSON is whole if the server refuses the export: its list is empty, not missing.
 #   - What is said on stderr, --help and --version.
-#   - TLS needs a library of its own: nbds URIs exit with 1.
 # shellcheck disable=SC2016
 . tests/lib.sh
 . tests/servers.sh
@@ -208,7 +207,7 @@ questions() {
     check '--totals without --map' equal 1 --totals "$uri"
     check '--content with --no-content' equal 1 --content --no-content "$uri"
     check 'two names' equal 1 "$uri" "$uri"
-    check 'TLS is not there: status 1, and said so' says_why 'no TLS' "nbds+unix:///?socket=$socket"
+    check 'TLS without a name to verify, or not built in: status 1, and said so' says_why 'TLS' "nbds+unix:///?socket=$socket"
     check 'no URI: status 1, and said so' says_why 'not a valid NBD URI' 'nbd:nothing'
     check 'standard output is full' output_is_full
     check 'an option that does not exist' equal 1 --bogus "$uri"

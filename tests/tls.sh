@@ -363,8 +363,10 @@ wrong_files() {
     wrong 'key without its password' 'give its password' "$(bad client "$tmp/locked")"
     KEY_PASSWORD=guess wrong 'key with a wrong password' 'wrong password' "$(bad client "$tmp/locked")"
     for mbedtls in $versions; do
-        KEY_PASSWORD=sesame check "key with its password, mbedTLS $mbedtls" downloads \
+        KEY_PASSWORD=sesame check "key with its password, tls, mbedTLS $mbedtls" downloads \
             "$tmp/$mbedtls/tls" "$(tls_uri client "$tmp/locked")"
+        KEY_PASSWORD=sesame check "key with its password, info, mbedTLS $mbedtls" run \
+            "$tmp/$mbedtls/info" "$(tls_uri client "$tmp/locked")"
     done
 }
 
@@ -384,10 +386,10 @@ psk_refused='TLS: '
 one_side_only() {
     local tool plain_uri="nbd+unix:///$secret?socket=$socket"
     check 'server without TLS: starts' start nbdkit -f -v -U "$socket" file "$disk"
-    wrong 'a server without TLS' 'TLS is required, but the server does not start it' "$(bad x509)"
+    wrong 'a server without TLS' 'TLS is required, but not started: server refused STARTTLS' "$(bad x509)"
     wrong_openssl 'a server without TLS' 'TLS is required' "$(bad x509)"
     check 'oldstyle server: starts' start nbdkit -f -v --oldstyle -U "$socket" file "$disk"
-    wrong 'an oldstyle server' 'TLS is required, but the server does not start it: oldstyle server' "$(bad x509)"
+    wrong 'an oldstyle server' 'TLS is required, but not started: oldstyle server' "$(bad x509)"
     check 'server that requires TLS: starts' serve nbdkit any x509
     for tool in copy dump info; do
         refuse "$tool: a client without TLS" 'server requires TLS' tool "$tool" "$plain_uri"
@@ -426,7 +428,7 @@ first_line_is_there() {
 }
 
 four_connections() {
-    run "$tools/copy" -v -C 4 -T 4 "$1" "$target" 2>"$tmp/said" &&
+    run "$tools/copy$kind" -v -C 4 -T 4 "$1" "$target" 2>"$tmp/said" &&
         cmp "$disk" "$target" && grep -q '^copy: source: .* connections=4 threads=4$' "$tmp/said"
 }
 
@@ -445,6 +447,10 @@ tools() {
     check 'copy: four connections in four threads' four_connections "$uri_x509"
     with nbdinfo 'info: as nbdinfo says it, certificates' same_as_nbdinfo "$uri_x509"
     with nbdinfo 'info: as nbdinfo says it, certificates, JSON' same_as_nbdinfo "$uri_x509" --json
+    for name in --list --map --size; do
+        with nbdinfo "info: as nbdinfo says it, certificates, $name" same_as_nbdinfo "$uri_x509" $name
+    done
+    check 'info: it is TLS' run "$tools/info" --is tls "$uri_x509"
     with nbdcopy 'copy: as nbdcopy does, certificates' same_as_nbdcopy "$uri_x509"
     for name in copy dump info; do
         refuse "$name: a wrong authority is an error" "^$name: .*not signed by a trusted authority\$" \
@@ -512,6 +518,27 @@ places() {
     if [ "$(id -u)" = 0 ] && has strace; then
         check 'certificates: root looks in /etc/pki/libnbd' looks_in /etc/pki/libnbd/ca-cert.pem
     fi
+}
+
+sanitized() {
+    # shellcheck disable=SC2046
+    $CC -std=c99 -g -fsanitize=address,undefined -fno-sanitize-recover=all -pthread -I. \
+        "examples/$1.c" $(mbedtls_flags) -o "$tmp/$1.asan"
+}
+
+# All that a session has is given back: one of several connections, one that fails.
+sanitized_tools() {
+    local name tools=$tmp kind=.asan
+    check 'tools, ASan: server starts' serve nbdkit any x509
+    for name in copy dump info; do
+        check "$name, ASan: builds" sanitized $name
+        check "$name, ASan: works" tool $name "$(tls_uri x509)"
+        refuse "$name, ASan: a wrong authority" "^$name: .*not signed by a trusted authority\$" \
+            tool $name "$(tls_uri x509 "$tmp/other")"
+    done
+    check 'copy, ASan: four connections in four threads' four_connections "$(tls_uri x509)"
+    check 'tools, ASan: server with keys starts' serve nbdkit any psk
+    check 'info, ASan: keys' tool info "$(tls_uri psk)"
 }
 
 # Each is short, builds with the command of its first comment, and has no fault of memory.
@@ -583,6 +610,7 @@ wrong_keys
 if [ -n "$here" ]; then
     one_side_only
     tools
+    sanitized_tools
 fi
 # shellcheck disable=SC2086
 small_examples $examples
