@@ -1181,8 +1181,8 @@ NBD_API uint64_t nbd_fit(const nbd_client *client, uint32_t command, uint64_t si
 // be in use by then it abandons the connection and returns NBD_ERR_TIMEOUT.  All of
 // them return NBD_ERR_BUSY while requests of nbd_issue are in flight, NBD_ERR_STATE
 // before nbd_sync_open or nbd_sync_connect, if the transport has no wait hook, or
-// if the handshake needs the caller (TLS without `tls`, NBD_NEGOTIATE); any error of the
-// connection, of nbd_issue and of the server.
+// if the handshake needs the caller (NBD_NEGOTIATE); NBD_ERR_TLS if the server starts TLS and
+// `tls` is NULL; any error of the connection, of nbd_issue and of the server.
 typedef struct nbd_sync {
     int timeout_ms;     // for each call; 0: no limit
     int os_error;       // errno, WSAGetLastError or EAI_... of dialling, if any
@@ -6132,7 +6132,7 @@ static void nbdi_sync_start_tls(nbdi_sync_call *call)
         return;
     }
 #endif
-    nbdi_sync_finish(call, NBD_ERR_STATE);
+    nbdi_sync_finish(call, call->sync->tls ? NBD_ERR_STATE : NBD_ERR_TLS);
 }
 
 // Options and TLS that the caller wants to drive are not for blocking calls.  Only a walk

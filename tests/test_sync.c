@@ -506,7 +506,7 @@ static void options_and_tls_of_the_caller_are_not_for_blocking_calls(void)
     CHECK_EQUAL(nbd_phase(&client), NBD_PHASE_IDLE);
     set_server();
     answer(OPT_STARTTLS, ACCEPT, "");
-    CHECK_EQUAL(connect_with(NBD_TLS_ALLOW), NBD_ERR_STATE);
+    CHECK_EQUAL(connect_with(NBD_TLS_ALLOW), NBD_ERR_TLS);
     CHECK_EQUAL(nbd_phase(&client), NBD_PHASE_IDLE);
 }
 

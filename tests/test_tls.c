@@ -1439,7 +1439,7 @@ static void blocking_calls_without_tls_refuse_to_start_it(void)
     stage_client(write_session(serve_until_tls), NBD_TLS_REQUIRE);
     stage.transports[0].wait = wait_here;
     sync.client = &stage.client;
-    CHECK_EQUAL(nbd_sync_connect(&sync, &stage.transports[0]), NBD_ERR_STATE);
+    CHECK_EQUAL(nbd_sync_connect(&sync, &stage.transports[0]), NBD_ERR_TLS);
     CHECK_EQUAL(nbd_sync_close(&sync), 0);
 }
 

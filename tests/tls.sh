@@ -394,6 +394,10 @@ one_side_only() {
     for tool in copy dump info; do
         refuse "$tool: a client without TLS" 'server requires TLS' tool "$tool" "$plain_uri"
     done
+    for tool in hello poll_copy; do
+        refuse "$tool: says that TLS was not started" 'TLS is required, but not started' \
+            run "build/examples/$tool" "$(bad x509)" "$(bad x509)"
+    done
 }
 
 ## The tools
