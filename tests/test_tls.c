@@ -195,31 +195,6 @@ static void tickets_that_are_told_of_are_passed_over(void)
 
 /// Streams that break ///
 
-static mode broken_mode(size_t piece, ptrdiff_t ended)
-{
-    mode how = whole_mode;
-
-    how.piece = piece;
-    how.cut_at = uncut - 1; // the server's data is whole, but what is seen may be cut
-    how.ended = ended;
-    return how;
-}
-
-// A session that may have been stopped at any point: it is over, once, and by no other
-// error than these; without one only if the server heard the client's goodbye.
-static void check_broken_end(const char *prefix)
-{
-    int error = closing_error(&stage.seen);
-    const nbd_event *closed = &stage.seen.events[stage.seen.count - 1].event;
-
-    if (error == 0) {
-        CHECK(stage.farewell || !stage.ended);
-        return;
-    }
-    CHECK(error == NBD_ERR_CLOSED || error == NBD_ERR_TRUNCATED || error == NBD_ERR_TRANSPORT);
-    if (prefix) CHECK(strncmp(closed->detail, prefix, strlen(prefix)) == 0);
-}
-
 static void cut_everywhere(void)
 {
     static trace whole;

@@ -28,6 +28,10 @@ static struct {
     int client_version;   // most, as manner.version; 0: any
     int signal_tickets;   // mbedTLS 3 tells of tickets
     int any_suite;        // suites that certificates go with too
+    int says_zero;        // the transport below sends 0 bytes when it blocks
+    // Called, if there: when the credentials are made, and when the session is.
+    void (*adjust)(mbedtls_ssl_config *config);
+    void (*made)(void);
 } wish;
 
 // What it came to.
@@ -38,6 +42,7 @@ static struct {
     nbd_transport below;
     mbedtls_x509_crt authority; // for a configuration that has none of its own
     int running;
+    int server_runs; // above 0: what mbedTLS does now is for the server
     // Calls of mbedtls_ssl_write.
     const unsigned char *blocked; // what must come again, or NULL
     size_t blocked_size;
@@ -72,21 +77,22 @@ static inline void pump(play *p)
     nbd_iovec one = {data, 0};
     size_t size, accept = p->accept;
 
+    live.server_runs++;
     p->accept = uncut;
     while ((one.size = peer_read(&live.server, data, sizeof data)) > 0)
         take_from_client(&p->wires[0], &one, 1, one.size);
     p->accept = accept;
-    if (!live.server.shaken) return;
-    while (!live.server.result && p->out_taken < out_limit(p)) {
+    while (live.server.shaken && !live.server.result && p->out_taken < out_limit(p)) {
         one.size = sizeof data;
         size = give_to_client(&p->wires[0], &one, 1, peer_record_size(&live.server, one.size));
         peer_write(&live.server, data, size);
         if (live.server.result) p->ended = 1; // by an alert
     }
-    if (stream_is_over(p) && !live.server.result) {
+    if (live.server.shaken && stream_is_over(p) && !live.server.result) {
         if (!live.server.manner.no_notify) (void)mbedtls_ssl_close_notify(&live.server.ssl);
         live.server.result = MBEDTLS_ERR_SSL_PEER_CLOSE_NOTIFY;
     }
+    live.server_runs--;
 }
 
 static inline size_t cipher_left(void)
@@ -102,8 +108,8 @@ static inline int is_flipped(void)
 
 static inline int cipher_is_over(const play *p)
 {
-    return live.server.out_taken == wish.cut_at || server_is_over(p) ||
-           (is_flipped() && live.idle > 3);
+    return (live.server.out_taken == wish.cut_at && p->mode.ended != PLAY_SILENCE) ||
+           server_is_over(p) || (is_flipped() && live.idle > 3);
 }
 
 static inline int cipher_waits(void)
@@ -124,9 +130,8 @@ static inline ptrdiff_t cipher_send(void *context, const nbd_iovec *iov, unsigne
         p->ended = 1;
         return NBD_IO_ERROR;
     }
-    if (blocks_now(p, 1)) return NBD_IO_WRITE;
-    size = smaller(smaller(iov->size, piece_now(p)), p->accept);
-    if (size == 0) return NBD_IO_WRITE;
+    size = blocks_now(p, 1) ? 0 : smaller(smaller(iov->size, piece_now(p)), p->accept);
+    if (size == 0) return wish.says_zero ? 0 : NBD_IO_WRITE;
     if (p->accept != uncut) p->accept -= size;
     peer_take(&live.server, iov->base, size);
     p->moved = 1;
@@ -168,6 +173,7 @@ static inline ptrdiff_t cipher_recv(void *context, const nbd_iovec *iov, unsigne
 // What a program may do to the configuration.
 static inline void adjust_client(mbedtls_ssl_config *config)
 {
+    if (wish.adjust) wish.adjust(config);
     if (wish.client_version) peer_set_version(config, wish.client_version);
     if (wish.any_suite) {
         mbedtls_ssl_conf_ciphersuites(config, mbedtls_ssl_list_ciphersuites());
@@ -184,7 +190,10 @@ static inline void adjust_client(mbedtls_ssl_config *config)
 
 static inline int make_session(void)
 {
+    int error;
+
     tls_over();
+    live.server_runs = 0;
     live.blocked = NULL;
     live.writes = live.repeats = live.grown = live.idle = 0;
     live.staged = live.in_place = live.first_write = 0;
@@ -198,8 +207,10 @@ static inline int make_session(void)
     peer_parse(&live.authority, &people.authority);
     CHECK_EQUAL(nbd_tls_credentials_init(&live.credentials, &wish.options), 0);
     adjust_client(&live.credentials.config);
-    return nbd_tls_init(&live.tls, &live.below, &live.credentials.config, wish.verify_name,
-                        wish.server_name);
+    error = nbd_tls_init(&live.tls, &live.below, &live.credentials.config, wish.verify_name,
+                         wish.server_name);
+    if (wish.made) wish.made();
+    return error;
 }
 
 static inline int start_tls(nbd_client *client)
@@ -332,6 +343,33 @@ static inline const script *write_session(void (*write)(script *s))
     const session one = {check.name, write};
 
     return session_script(&one);
+}
+
+/// Sessions that break ///
+
+static inline mode broken_mode(size_t piece, ptrdiff_t ended)
+{
+    mode how = whole_mode;
+
+    how.piece = piece;
+    how.cut_at = uncut - 1; // the server's data is whole, but what is seen may be cut
+    how.ended = ended;
+    return how;
+}
+
+// A session that may have been stopped at any point: it is over, once, and by no other
+// error than these; without one only if the server heard the client's goodbye.
+static inline void check_broken_end(const char *prefix)
+{
+    int error = closing_error(&stage.seen);
+    const nbd_event *closed = &stage.seen.events[stage.seen.count - 1].event;
+
+    if (error == 0) {
+        CHECK(stage.farewell || !stage.ended);
+        return;
+    }
+    CHECK(error == NBD_ERR_CLOSED || error == NBD_ERR_TRUNCATED || error == NBD_ERR_TRANSPORT);
+    if (prefix) CHECK(strncmp(closed->detail, prefix, strlen(prefix)) == 0);
 }
 
 #endif
