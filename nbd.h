@@ -1077,7 +1077,7 @@ typedef struct nbd_tls {
     uint8_t heard;      // 1 once a byte of NBD has come
     uint8_t send_waits; // 1 while the send hook waits for input
     uint8_t send_over;  // 1 once the transport below cannot send
-    uint8_t notified;   // 1 once close_notify has been sent
+    uint8_t notified;   // 1 once close_notify has been made
     uint8_t below_over; // NBDI_TLS_..., or 0
     uint8_t over;       // NBDI_TLS_..., or 0
     mbedtls_ssl_context ssl;
@@ -5019,16 +5019,18 @@ static int nbdi_tls_wait(void *context, unsigned wants, int *timeout_ms)
     return tls->below->wait(tls->below->context, wants, timeout_ms);
 }
 
-// An alert that blocks is sent by the next call, which would make another one after it.
+// Of a close_notify that blocks the rest is sent by the next call: to ask for it again would
+// make another one.
 static int nbdi_tls_finish(void *context)
 {
     nbd_tls *tls = (nbd_tls *)context;
     nbdi_tls_enter(tls);
-    if (tls->up && !tls->over && !tls->send_over && !tls->notified) {
-        ptrdiff_t result = nbdi_tls_flush(tls);
-        if (result > 0 && mbedtls_ssl_close_notify(&tls->ssl)) result = tls->blocked;
-        if (tls->blocked) return (int)result;
-        tls->notified = 1;
+    if (tls->up && !tls->over && !tls->send_over) {
+        if (nbdi_tls_flush(tls) > 0 && !tls->notified) {
+            tls->notified = 1;
+            (void)mbedtls_ssl_close_notify(&tls->ssl);
+        }
+        if (tls->blocked) return (int)tls->blocked;
     }
     return tls->below->finish ? tls->below->finish(tls->below->context) : 0;
 }

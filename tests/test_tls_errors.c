@@ -20,6 +20,7 @@ int main(void)
 #include <mbedtls/ctr_drbg.h>
 #include <mbedtls/entropy.h>
 #include <mbedtls/ssl.h>
+#include <mbedtls/ssl_cache.h>
 
 /// Results that mbedTLS is made to give ///
 
@@ -377,6 +378,313 @@ static void lack_of_memory_is_named(void)
     handshake_ends(MBEDTLS_ERR_SSL_ALLOC_FAILED, 1, "TLS: mbedTLS has no memory left");
 }
 
+/// Hooks, called by hand ///
+
+// The transport below them.
+static struct {
+    size_t takes;         // bytes that sending takes before it says `full`
+    ptrdiff_t full;       // NBD_IO_...
+    int silent;           // nothing comes
+    unsigned finishes;    // calls of the finish hook
+    unsigned finish_more; // so many of them ask to be called again
+    unsigned flags;       // of the last send
+} bare;
+
+static unsigned char bare_bytes[NBD_POLL_BYTES * 2];
+
+static ptrdiff_t bare_send(void *context, const nbd_iovec *iov, unsigned count, unsigned flags)
+{
+    size_t size = smaller(iov->size, bare.takes);
+
+    (void)context;
+    CHECK_EQUAL(count, 1);
+    bare.flags = flags;
+    if (size == 0) return bare.full;
+    if (bare.takes != uncut) bare.takes -= size;
+    peer_take(&live.server, iov->base, size);
+    live.server_runs++;
+    (void)peer_shake(&live.server);
+    live.server_runs--;
+    return (ptrdiff_t)size;
+}
+
+static ptrdiff_t bare_recv(void *context, const nbd_iovec *iov, unsigned count)
+{
+    size_t size = smaller(iov->size, live.server.out_size - live.server.out_taken);
+
+    (void)context;
+    CHECK_EQUAL(count, 1);
+    if (bare.silent) return NBD_IO_READ;
+    memcpy(iov->base, live.server.out + live.server.out_taken, size);
+    live.server.out_taken += size;
+    return size > 0 ? (ptrdiff_t)size : NBD_IO_READ;
+}
+
+static int bare_finish(void *context)
+{
+    (void)context;
+    bare.finishes++;
+    return bare.finishes <= bare.finish_more ? NBD_IO_READ : 0;
+}
+
+static ptrdiff_t hook_send(size_t at, size_t size)
+{
+    nbd_iovec one;
+
+    one.base = bare_bytes + at;
+    one.size = size;
+    return live.tls.transport.send(&live.tls, &one, 1, 0);
+}
+
+static ptrdiff_t hook_recv(void)
+{
+    static unsigned char got[100];
+    nbd_iovec one = {got, sizeof got};
+
+    return live.tls.transport.recv(&live.tls, &one, 1);
+}
+
+static int hook_finish(void)
+{
+    return live.tls.transport.finish(&live.tls);
+}
+
+static void make_bare(void)
+{
+    memset(&bare, 0, sizeof bare);
+    bare.takes = uncut;
+    bare.full = NBD_IO_WRITE;
+    stage.mode = whole_mode;
+    CHECK_EQUAL(make_session(), 0);
+    live.below.context = NULL;
+    live.below.send = bare_send;
+    live.below.recv = bare_recv;
+    live.below.finish = bare_finish;
+}
+
+// A session that has shaken hands, with a server that has sent a byte.
+static void shake_bare(void)
+{
+    size_t i;
+
+    for (i = 0; i < sizeof bare_bytes; i++)
+        bare_bytes[i] = (unsigned char)(i * 31 ^ i >> 8);
+    make_bare();
+    bare.silent = 1;
+    CHECK_EQUAL(hook_send(0, 1), NBD_IO_READ);
+    bare.silent = 0;
+    CHECK_EQUAL(hook_recv(), NBD_IO_READ); // it is the send hook that waits
+    CHECK_EQUAL(hook_send(0, 1), 1);
+    peer_write(&live.server, (const unsigned char *)"x", 1);
+    CHECK_EQUAL(hook_recv(), 1);
+}
+
+// What the client sent is the first byte, and `size` of bare_bytes behind it.
+static void server_got(size_t size)
+{
+    static unsigned char got[sizeof bare_bytes + 1];
+    size_t all = 0;
+
+    while (live.server.in_taken < live.server.in_size && !live.server.result &&
+           !live.server.notified) {
+        all += peer_read(&live.server, got + all, sizeof got - all);
+    }
+    CHECK_EQUAL(all, size + 1);
+    CHECK_EQUAL(got[0], bare_bytes[0]);
+    CHECK_BYTES(got + 1, bare_bytes, size);
+}
+
+static void each_bare(void (*run)(void))
+{
+    size_t v;
+
+    for (v = 0; v < VERSIONS; v++) {
+        play_variant = (unsigned)versions[v];
+        wish_psk(versions[v]);
+        shake_bare();
+        run();
+    }
+}
+
+// With TLS 1.2 mbedTLS answers a request to shake hands anew by an alert that it makes
+// itself.  The transport takes so much of it only.
+static void get_alert_stuck(size_t takes)
+{
+    wish_psk(12);
+    shake_bare();
+    bare.takes = takes;
+    peer_write_ticket_record(&live.server);
+    CHECK_EQUAL(hook_recv(), NBD_IO_READ);
+    CHECK(live.tls.ssl.PEER_PRIVATE(out_left) > 0);
+}
+
+static void one_call_sends_no_more_than_a_poll_may(void)
+{
+    ptrdiff_t sent = hook_send(0, sizeof bare_bytes), most = NBD_POLL_BYTES + 16384;
+
+    CHECK(sent >= NBD_POLL_BYTES && sent < most);
+    CHECK_EQUAL(bare.flags, NBD_SEND_MORE);
+    server_got((size_t)sent);
+}
+
+static void large_sends_are_cut(void)
+{
+    each_bare(one_call_sends_no_more_than_a_poll_may);
+}
+
+static void alert_that_got_stuck_leaves_before_data(void)
+{
+    get_alert_stuck(3);
+    CHECK_EQUAL(hook_send(0, 100), NBD_IO_WRITE);
+    bare.takes = uncut;
+    CHECK_EQUAL(hook_send(0, 100), 100);
+    server_got(100);
+    CHECK_EQUAL(live.server.result, 0);
+}
+
+static void alert_that_got_stuck_fails_with_the_transport(void)
+{
+    get_alert_stuck(3);
+    bare.full = NBD_IO_ERROR;
+    CHECK_EQUAL(hook_send(0, 100), NBD_IO_ERROR);
+    CHECK_EQUAL(hook_send(0, 100), NBD_IO_ERROR);
+    bare.takes = uncut;
+    CHECK_EQUAL(hook_send(0, 100), NBD_IO_ERROR);
+    CHECK_EQUAL(hook_finish(), 0);
+    server_got(0);
+}
+
+static void alert_that_got_stuck_leaves_before_close_notify(void)
+{
+    get_alert_stuck(3);
+    CHECK_EQUAL(hook_finish(), NBD_IO_WRITE);
+    bare.takes = uncut;
+    CHECK_EQUAL(hook_finish(), 0);
+    server_got(0);
+    CHECK_EQUAL(live.server.notified, 1);
+}
+
+// Reading answers the server, and mbedTLS sends what is left of a record before that.
+static void record_that_reading_completed_is_not_sent_twice(void)
+{
+    wish_psk(12);
+    shake_bare();
+    bare.takes = 10;
+    CHECK_EQUAL(hook_send(0, 100), NBD_IO_WRITE);
+    bare.takes = uncut;
+    peer_write_ticket_record(&live.server);
+    CHECK_EQUAL(hook_recv(), NBD_IO_READ);
+    CHECK_EQUAL(live.tls.ssl.PEER_PRIVATE(out_left), 0);
+    CHECK_EQUAL(hook_send(0, 200), 200);
+    server_got(200);
+}
+
+static void say_goodbye(void)
+{
+    bare.finish_more = 2;
+    bare.takes = 3;
+    CHECK_EQUAL(hook_finish(), NBD_IO_WRITE);
+    CHECK_EQUAL(bare.finishes, 0);
+    bare.takes = uncut;
+    CHECK_EQUAL(hook_finish(), NBD_IO_READ);
+    CHECK_EQUAL(hook_finish(), NBD_IO_READ);
+    CHECK_EQUAL(hook_finish(), 0);
+    CHECK_EQUAL(bare.finishes, 3);
+    server_got(0);
+    CHECK_EQUAL(live.server.notified, 1);
+    CHECK_EQUAL(live.server.in_taken, live.server.in_size); // nothing behind it
+}
+
+static void close_notify_leaves_once_and_before_the_end_below(void)
+{
+    each_bare(say_goodbye);
+}
+
+static void hang_up_first(void)
+{
+    size_t sent = live.server.in_size;
+
+    CHECK_EQUAL(mbedtls_ssl_close_notify(&live.server.ssl), 0);
+    CHECK_EQUAL(hook_recv(), NBD_IO_EOF);
+    CHECK_EQUAL(hook_recv(), NBD_IO_EOF);
+    CHECK_EQUAL(hook_send(0, 10), NBD_IO_ERROR);
+    CHECK_EQUAL(hook_finish(), 0);
+    CHECK_EQUAL(bare.finishes, 1);
+    CHECK_EQUAL(live.server.in_size, sent);
+}
+
+static void nothing_is_sent_behind_the_end(void)
+{
+    each_bare(hang_up_first);
+}
+
+static void free_while_send_waits(void)
+{
+    bare.silent = 1;
+    CHECK_EQUAL(hook_send(0, 1), NBD_IO_READ);
+    CHECK_EQUAL(hook_recv(), NBD_IO_READ);
+    nbd_tls_free(&live.tls);
+    CHECK_EQUAL(hook_recv(), NBD_IO_ERROR);
+    CHECK_EQUAL(hook_send(0, 1), NBD_IO_ERROR);
+    CHECK_EQUAL(hook_recv(), NBD_IO_ERROR);
+    CHECK_EQUAL(hook_finish(), 0);
+}
+
+static void hooks_fail_after_free(void)
+{
+    size_t v;
+
+    for (v = 0; v < VERSIONS; v++) {
+        wish_psk(versions[v]);
+        make_bare();
+        free_while_send_waits();
+        wish_psk(versions[v]);
+        shake_bare();
+        nbd_tls_free(&live.tls);
+        CHECK_EQUAL(hook_recv(), NBD_IO_ERROR);
+        CHECK_EQUAL(hook_send(0, 1), NBD_IO_ERROR);
+    }
+}
+
+/// Resumption ///
+
+static struct {
+    mbedtls_ssl_cache_context cache;
+    mbedtls_ssl_session session;
+    int has_session;
+} resumed;
+
+static void offer_session(void)
+{
+    mbedtls_ssl_conf_session_cache(&live.server.config, &resumed.cache, mbedtls_ssl_cache_get,
+                                   mbedtls_ssl_cache_set);
+    if (resumed.has_session) {
+        CHECK_EQUAL(mbedtls_ssl_set_session(&live.tls.ssl, &resumed.session), 0);
+    }
+}
+
+// A program that resumes a session behind nbd.h's back: no certificate comes, so none is looked
+// at under the name.
+static void resumed_session_is_refused(void)
+{
+    wish_x509(12);
+    wish.made = offer_session;
+    memset(&resumed, 0, sizeof resumed);
+    mbedtls_ssl_cache_init(&resumed.cache);
+    mbedtls_ssl_session_init(&resumed.session);
+    shake_bare();
+    CHECK_EQUAL(mbedtls_ssl_get_session(&live.tls.ssl, &resumed.session), 0);
+    resumed.has_session = 1;
+    wish.verify_name = "other.example";
+    make_bare();
+    CHECK_EQUAL(hook_send(0, 1), NBD_IO_ERROR);
+    CHECK(strcmp(live.tls.transport.detail, "TLS: the handshake failed") == 0);
+    CHECK_EQUAL(live.server.shaken, 1);
+    CHECK_EQUAL(peer_read(&live.server, bare_bytes, 1), 0);
+    mbedtls_ssl_session_free(&resumed.session);
+    mbedtls_ssl_cache_free(&resumed.cache);
+}
+
 int main(int argc, char **argv)
 {
     check_begin(argc, argv);
@@ -388,6 +696,15 @@ int main(int argc, char **argv)
     CHECK_CASE(result_that_asks_to_be_called_again_is);
     CHECK_CASE(calls_that_bring_nothing_cannot_hold_a_poll);
     CHECK_CASE(lack_of_memory_is_named);
+    CHECK_CASE(large_sends_are_cut);
+    CHECK_CASE(alert_that_got_stuck_leaves_before_data);
+    CHECK_CASE(alert_that_got_stuck_fails_with_the_transport);
+    CHECK_CASE(alert_that_got_stuck_leaves_before_close_notify);
+    CHECK_CASE(record_that_reading_completed_is_not_sent_twice);
+    CHECK_CASE(close_notify_leaves_once_and_before_the_end_below);
+    CHECK_CASE(nothing_is_sent_behind_the_end);
+    CHECK_CASE(hooks_fail_after_free);
+    CHECK_CASE(resumed_session_is_refused);
     tls_over();
     peer_free_people();
     return check_end();
