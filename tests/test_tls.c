@@ -193,6 +193,19 @@ static void tickets_that_are_told_of_are_passed_over(void)
     }
 }
 
+// Below TLS it is the same as NBD_IO_WRITE.
+static void transport_may_say_that_it_sent_nothing(void)
+{
+    size_t v;
+
+    for (v = 0; v < VERSIONS; v++) {
+        play_variant = (unsigned)versions[v];
+        wish_psk(versions[v]);
+        wish.says_zero = 1;
+        play_some_modes();
+    }
+}
+
 /// Streams that break ///
 
 static void cut_everywhere(void)
@@ -467,6 +480,41 @@ static void wish_other_name(int version)
     wish.verify_name = "other.example";
 }
 
+// A program that asks elsewhere, and does not like what it hears.
+static int find_revoked(void *context, mbedtls_x509_crt *certificate, int depth, uint32_t *flags)
+{
+    (void)context;
+    (void)certificate;
+    if (depth == 0) *flags |= MBEDTLS_X509_BADCERT_REVOKED;
+    return 0;
+}
+
+static void ask_elsewhere(mbedtls_ssl_config *config)
+{
+    mbedtls_ssl_conf_verify(config, find_revoked, NULL);
+}
+
+static void wish_revoked(int version)
+{
+    wish_x509(version);
+    wish.adjust = ask_elsewhere;
+}
+
+static void want_strong_keys(mbedtls_ssl_config *config)
+{
+    static mbedtls_x509_crt_profile strong;
+
+    strong = mbedtls_x509_crt_profile_default;
+    strong.allowed_curves = MBEDTLS_X509_ID_FLAG(MBEDTLS_ECP_DP_SECP521R1);
+    mbedtls_ssl_conf_cert_profile(config, &strong);
+}
+
+static void wish_strong_keys(int version)
+{
+    wish_x509(version);
+    wish.adjust = want_strong_keys;
+}
+
 static void wish_no_client_certificate(int version)
 {
     wish_x509(version);
@@ -518,6 +566,8 @@ static const char self_signed[] = "TLS: server's certificate is signed by itself
 static const char expired[] = "TLS: server's certificate has expired";
 static const char not_yet_valid[] = "TLS: server's certificate is not valid yet";
 static const char other_name[] = "TLS: server's certificate is for another name";
+static const char revoked[] = "TLS: server's certificate is revoked";
+static const char too_weak[] = "TLS: server's certificate is not good enough";
 static const char keys_differ[] =
     "TLS: server cannot read or verify what the client sent: the keys differ";
 
@@ -548,6 +598,16 @@ static const misfit misfits[] = {
      wish_other_name,
      {other_name, other_name},
      MBEDTLS_X509_BADCERT_CN_MISMATCH,
+     {0, 0}},
+    {"certificate_that_the_program_knows_as_revoked_is_refused",
+     wish_revoked,
+     {revoked, revoked},
+     MBEDTLS_X509_BADCERT_REVOKED,
+     {0, 0}},
+    {"certificate_with_a_weak_key_is_refused",
+     wish_strong_keys,
+     {too_weak, too_weak},
+     MBEDTLS_X509_BADCERT_BAD_KEY,
      {0, 0}},
     {"missing_client_certificate_is_named",
      wish_no_client_certificate,
@@ -1090,6 +1150,121 @@ static void blocking_calls_without_tls_refuse_to_start_it(void)
     CHECK_EQUAL(nbd_sync_close(&sync), 0);
 }
 
+/// Servers that fall silent ///
+
+// Plays until nothing moves any more.  The client then waits for input and for nothing else,
+// however often it is called.
+static void play_until_silent(const script *s)
+{
+    unsigned calls = 0;
+    uint64_t sent;
+
+    stage_client(s, NBD_TLS_REQUIRE);
+    stage.mode.ended = PLAY_SILENCE;
+    CHECK_EQUAL(nbd_connect(&stage.client, &stage.transports[0]), 0);
+    do {
+        unsigned wants = nbd_wants(&stage.client);
+
+        stage.moved = 0;
+        if (can_receive(&stage) || (wants & (NBD_WANT_WRITE | NBD_WANT_NOW))) {
+            CHECK_EQUAL(nbd_poll(&stage.client, wants), 0);
+            stage.moved = 1;
+        }
+        play_steps(&stage);
+        pull_events(&stage);
+        play_steps(&stage);
+        CHECK(++calls < 10000);
+    } while (stage.moved && !stage.closed);
+    if (stage.closed) return;
+    sent = live.server.in_size;
+    for (calls = 0; calls < 3; calls++) {
+        CHECK_EQUAL(nbd_wants(&stage.client), NBD_WANT_READ);
+        CHECK_EQUAL(nbd_poll(&stage.client, NBD_WANT_READ | NBD_WANT_WRITE), 0);
+    }
+    CHECK_EQUAL(live.server.in_size, sent);
+}
+
+// At each byte of the server's, and each time the client can be given up.
+static void fall_silent_everywhere(void)
+{
+    static trace whole;
+    const script *s = write_session(short_session);
+    size_t size, at;
+
+    play_whole(s, &whole);
+    size = live.server.out_size;
+    for (at = 0; at < size; at++) {
+        nbd_event event;
+
+        wish.cut_at = at;
+        play_variant = (unsigned)at;
+        play_until_silent(s);
+        if (stage.closed) break; // the rest is the goodbye
+        CHECK_EQUAL(nbd_abandon(&stage.client), 0);
+        while (nbd_next(&stage.client, &event) == 1 && event.type != NBD_EVENT_CLOSED)
+            continue;
+        CHECK_EQUAL(event.type, NBD_EVENT_CLOSED);
+        CHECK_EQUAL(event.error, NBD_ERR_ABANDONED);
+        nbd_tls_free(&live.tls);
+        CHECK_EQUAL(nbd_wants(&stage.client), 0);
+    }
+    CHECK(at > size / 2);
+}
+
+static void silent_server_can_be_given_up_at_any_byte(void)
+{
+    each_version(wish_psk, fall_silent_everywhere);
+}
+
+static unsigned waited_for;
+
+static int wait_with_a_clock(void *context, unsigned wants, int *timeout_ms)
+{
+    int ready;
+
+    stage.in_hook = 1;
+    play_steps(&stage);
+    stage.in_hook = 0;
+    (void)context;
+    ready = (int)(wants & (NBD_WANT_WRITE | (can_receive(&stage) ? NBD_WANT_READ : 0)));
+    if (ready) return ready;
+    CHECK_EQUAL(waited_for, 0);
+    waited_for = wants;
+    *timeout_ms = 0;
+    return 0;
+}
+
+// Behind the ClientHello, and in the middle of the server's answer.
+static void blocking_call_gives_up_a_server_that_is_silent_in_the_handshake(void)
+{
+    size_t v, i;
+
+    for (v = 0; v < VERSIONS; v++) {
+        for (i = 0; i < 100; i += 33) {
+            nbd_sync sync = NBD_ZERO;
+
+            play_variant = (unsigned)(versions[v] * 100) + (unsigned)i;
+            wish_x509(versions[v]);
+            wish.cut_at = i;
+            waited_for = 0;
+            stage_client(write_session(serve_until_tls), NBD_TLS_REQUIRE);
+            stage.mode.ended = PLAY_SILENCE;
+            stage.transports[0].wait = wait_with_a_clock;
+            CHECK_EQUAL(make_session(), 0);
+            live.below.wait = wait_with_a_clock;
+            sync.client = &stage.client;
+            sync.tls = &live.tls.transport;
+            sync.timeout_ms = 1000;
+            CHECK_EQUAL(nbd_sync_connect(&sync, &stage.transports[0]), NBD_ERR_TIMEOUT);
+            CHECK_EQUAL(waited_for, NBD_WANT_READ);
+            CHECK(live.server.in_size > 0);
+            CHECK_EQUAL(live.server.received, 0);
+            CHECK_EQUAL(nbd_phase(&stage.client), NBD_PHASE_IDLE);
+            CHECK_EQUAL(nbd_sync_close(&sync), 0);
+        }
+    }
+}
+
 /// Credentials ///
 
 enum { PATH_SIZE = 256 };
@@ -1158,6 +1333,10 @@ static void credentials_that_contradict_themselves_are_refused(void)
     wish.options.certificate_file = "x";
     check_credentials(NBD_ERR_ARG, half);
     wish.options.key = people.client.key;
+    wish.options.key_file = "x";
+    check_credentials(NBD_ERR_ARG, twice);
+    wish_x509(12);
+    wish_certificate(&people.client);
     wish.options.key_file = "x";
     check_credentials(NBD_ERR_ARG, twice);
     wish_x509(12);
@@ -1470,6 +1649,7 @@ int main(int argc, char **argv)
     CHECK_CASE(tickets_and_renegotiation_at_any_time_are_passed_over);
     CHECK_CASE(tickets_that_are_told_of_are_passed_over);
     CHECK_CASE(warnings_at_any_time_are_passed_over);
+    CHECK_CASE(transport_may_say_that_it_sent_nothing);
     CHECK_CASE(stream_may_end_or_fail_at_any_byte);
     CHECK_CASE(no_byte_can_be_changed_unnoticed);
     CHECK_CASE(alert_at_any_byte_ends_it);
@@ -1499,6 +1679,8 @@ int main(int argc, char **argv)
     CHECK_CASE(blocking_calls_start_tls);
     CHECK_CASE(blocking_calls_need_a_wait_hook_below);
     CHECK_CASE(blocking_calls_without_tls_refuse_to_start_it);
+    CHECK_CASE(silent_server_can_be_given_up_at_any_byte);
+    CHECK_CASE(blocking_call_gives_up_a_server_that_is_silent_in_the_handshake);
     CHECK_CASE(free_is_harmless_on_zeroed_structs);
     CHECK_CASE(credentials_that_contradict_themselves_are_refused);
     CHECK_CASE(files_serve_as_well_as_memory);
