@@ -187,10 +187,11 @@ build/tests/test_transports: private CPPFLAGS += -DWITH_URING
 build/tests/test_transports: private LDFLAGS += -luring
 endif
 
-# Without the library test_tls only says that it is skipped.
+# Without the library these only say that they are skipped.
 ifeq ($(MBEDTLS),yes)
-build/tests/test_tls: private CPPFLAGS += -DNBD_MBEDTLS
-build/tests/test_tls: private LDFLAGS += $(MBEDTLS_LIBRARIES)
+TLS_TESTS := build/tests/test_tls build/tests/test_tls_errors
+$(TLS_TESTS): private CPPFLAGS += -DNBD_MBEDTLS
+$(TLS_TESTS): private LDFLAGS += $(MBEDTLS_LIBRARIES)
 endif
 
 build/tests/%: tests/%.c build/flags | build/tests

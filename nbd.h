@@ -1077,7 +1077,7 @@ typedef struct nbd_tls {
     uint8_t heard;      // 1 once a byte of NBD has come
     uint8_t send_waits; // 1 while the send hook waits for input
     uint8_t send_over;  // 1 once the transport below cannot send
-    uint8_t notified;   // 1 once close_notify has been sent
+    uint8_t notified;   // 1 once close_notify has been made
     uint8_t below_over; // NBDI_TLS_..., or 0
     uint8_t over;       // NBDI_TLS_..., or 0
     mbedtls_ssl_context ssl;
@@ -4576,11 +4576,9 @@ static inline int nbdi_hex_digit(char c)
 #if MBEDTLS_VERSION_NUMBER < 0x03000000
 #define NBDI_TLS_PRIVATE(member) member
 #define NBDI_TLS_BAD_VERSION MBEDTLS_ERR_SSL_BAD_HS_PROTOCOL_VERSION
-#define NBDI_TLS_NO_CIPHER MBEDTLS_ERR_SSL_NO_CIPHER_CHOSEN
 #else
 #define NBDI_TLS_PRIVATE(member) MBEDTLS_PRIVATE(member)
 #define NBDI_TLS_BAD_VERSION MBEDTLS_ERR_SSL_BAD_PROTOCOL_VERSION
-#define NBDI_TLS_NO_CIPHER MBEDTLS_ERR_SSL_HANDSHAKE_FAILURE
 #endif
 #if defined(MBEDTLS_KEY_EXCHANGE_SOME_PSK_ENABLED) || \
     defined(MBEDTLS_SSL_HANDSHAKE_WITH_PSK_ENABLED)
@@ -4602,10 +4600,13 @@ static inline int nbdi_hex_digit(char c)
 
 /// mbedTLS: what failed ///
 
+#define NBDI_TLS_NO_MEMORY NBDI_SAY("TLS: mbedTLS has no memory left")
+
 #ifdef NBD_NO_TEXT
 #define nbdi_tls_alert_text(alert) ""
 #define nbdi_tls_verify_text(flags) ""
 #define nbdi_tls_result_text(tls, result) ""
+#define nbdi_tls_lacks_memory(result) 0
 #else
 
 #define NBDI_TLS_NOTHING_COMMON "TLS: no common cipher or key, or the server wants a certificate"
@@ -4649,20 +4650,37 @@ static const char *nbdi_tls_verify_text(uint32_t flags)
     if (flags & MBEDTLS_X509_BADCERT_CN_MISMATCH) {
         return "TLS: server's certificate is for another name";
     }
-    if (flags & MBEDTLS_X509_BADCERT_MISSING) return "TLS: server has no certificate";
     return "TLS: server's certificate is not good enough";
 }
 #endif
 
+// Each module of mbedTLS has a number of its own for it, and may add that of a lower one.
+static int nbdi_tls_lacks_memory(int result)
+{
+    switch (-result & 0xff80) {
+    case 0x1180: // PEM
+    case 0x2880: // X.509
+    case 0x3f80: // PK
+    case 0x4d80: // ECP
+    case 0x5180: // MD
+    case 0x6180: // ciphers
+    case 0x7f00: // SSL
+        return 1;
+    default: return (-result & 0x7f) == 0x10; // large numbers
+    }
+}
+
 static const char *nbdi_tls_result_text(const nbd_tls *tls, int result)
 {
+    if (nbdi_tls_lacks_memory(result)) return NBDI_TLS_NO_MEMORY;
     switch (result) {
     case NBDI_TLS_BAD_VERSION: return "TLS: no common version of TLS";
-    case NBDI_TLS_NO_CIPHER: return NBDI_TLS_NOTHING_COMMON;
+#if MBEDTLS_VERSION_NUMBER >= 0x03000000
+    case MBEDTLS_ERR_SSL_HANDSHAKE_FAILURE: return NBDI_TLS_NOTHING_COMMON;
+#endif
     case MBEDTLS_ERR_SSL_INVALID_MAC:
         return "TLS: a record was forged or damaged, or the keys differ";
     case MBEDTLS_ERR_SSL_INVALID_RECORD: return "TLS: what the server sends is not TLS";
-    case MBEDTLS_ERR_SSL_ALLOC_FAILED: return "TLS: mbedTLS has no memory left";
     default: return tls->up ? "TLS: the session failed" : "TLS: the handshake failed";
     }
 }
@@ -5001,16 +5019,18 @@ static int nbdi_tls_wait(void *context, unsigned wants, int *timeout_ms)
     return tls->below->wait(tls->below->context, wants, timeout_ms);
 }
 
-// An alert that blocks is sent by the next call, which would make another one after it.
+// Of a close_notify that blocks the rest is sent by the next call: to ask for it again would
+// make another one.
 static int nbdi_tls_finish(void *context)
 {
     nbd_tls *tls = (nbd_tls *)context;
     nbdi_tls_enter(tls);
-    if (tls->up && !tls->over && !tls->send_over && !tls->notified) {
-        ptrdiff_t result = nbdi_tls_flush(tls);
-        if (result > 0 && mbedtls_ssl_close_notify(&tls->ssl)) result = tls->blocked;
-        if (tls->blocked) return (int)result;
-        tls->notified = 1;
+    if (tls->up && !tls->over && !tls->send_over) {
+        if (nbdi_tls_flush(tls) > 0 && !tls->notified) {
+            tls->notified = 1;
+            (void)mbedtls_ssl_close_notify(&tls->ssl);
+        }
+        if (tls->blocked) return (int)tls->blocked;
     }
     return tls->below->finish ? tls->below->finish(tls->below->context) : 0;
 }
@@ -5094,7 +5114,7 @@ void nbd_tls_free(nbd_tls *tls)
 static int nbdi_tls_bad(nbd_tls_credentials *c, int tls_error, const char *detail)
 {
     c->tls_error = tls_error;
-    c->detail = detail;
+    c->detail = nbdi_tls_lacks_memory(tls_error) ? NBDI_TLS_NO_MEMORY : detail;
     return tls_error ? NBD_ERR_TLS_SETUP : NBD_ERR_ARG;
 }
 
@@ -5164,7 +5184,7 @@ static int nbdi_tls_load_key(nbd_tls_credentials *c, const nbd_tls_options *o)
         return nbdi_tls_bad(c, result, NBDI_SAY("TLS: the key is not that of the certificate"));
     }
     result = mbedtls_ssl_conf_own_cert(&c->config, &c->certificate, &c->key);
-    return result ? nbdi_tls_bad(c, result, NBDI_SAY("TLS: mbedTLS has no memory left")) : NBD_OK;
+    return result ? nbdi_tls_bad(c, result, NBDI_SAY("TLS: the key cannot be used")) : NBD_OK;
 }
 
 static int nbdi_tls_load_certificate(nbd_tls_credentials *c, const nbd_tls_options *o)
@@ -5348,8 +5368,9 @@ static int nbdi_tls_start_rng(nbd_tls_credentials *c, const nbd_tls_options *o)
         c->rng_context = &c->drbg;
         result = mbedtls_ctr_drbg_seed(&c->drbg, mbedtls_entropy_func, &c->entropy, NULL, 0);
     }
+#else
+    if (!o->rng) return nbdi_tls_bad(c, 0, NBDI_SAY("TLS: no source of random numbers"));
 #endif
-    if (!c->rng) return nbdi_tls_bad(c, 0, NBDI_SAY("TLS: no source of random numbers"));
     return result ? nbdi_tls_bad(c, result, NBDI_SAY("TLS: no entropy")) : NBD_OK;
 }
 

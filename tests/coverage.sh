@@ -47,13 +47,16 @@ sources() {
 # Builds and runs one program; its profile and its output lie in $build.
 cat >"$build/one" <<'ONE'
 program=../$(basename "$1")
+tls=
+case $1 in */test_tls | */test_tls_errors) tls=$mbedtls ;; esac
 printf '#include "%s.c"\n' "$1" |
-    $CLANG $flags -I. -Itests -x c - -o "$program" 2>"$program.warnings" &&
+    $CLANG $flags -I. -Itests -x c - -o "$program" $tls 2>"$program.warnings" &&
     LLVM_PROFILE_FILE=$program.profraw timeout 300 "$program" >"$program.log" 2>&1 ||
     echo "$1" >>../failed
 ONE
 
-export CLANG flags
+mbedtls=$(mbedtls_flags)
+export CLANG flags mbedtls
 sources >"$build/sources"
 (cd "$tree" && xargs -n 1 -P "${JOBS:-$(nproc)}" sh ../one) <"$build/sources"
 if [ -s "$build/failed" ]; then

@@ -71,7 +71,7 @@ source_of() {
     case $1-$2 in
     *-fuzz_*) echo "tests/fuzz/$2.c -DFUZZ_MAIN" ;;
     msan-* | m32-*) echo "tests/$2.c" ;;
-    *-test_tls) echo "tests/$2.c $(mbedtls_flags)" ;;
+    *-test_tls | *-test_tls_errors) echo "tests/$2.c $(mbedtls_flags)" ;;
     *) echo "tests/$2.c" ;;
     esac
 }

@@ -24,52 +24,7 @@ static int spy_ssl_write(mbedtls_ssl_context *ssl, const unsigned char *data, si
 #include "../nbd.h"
 #undef mbedtls_ssl_write
 
-#include "play.h"
-#include "tls_peer.h"
-
-#if MBEDTLS_VERSION_NUMBER < 0x03000000
-static const int versions[] = {12};
-#else
-static const int versions[] = {12, 13};
-#endif
-
-enum { VERSIONS = sizeof versions / sizeof versions[0] };
-
-/// What a session runs on ///
-
-// What a session is to be like; a script sets it when it is written.
-static struct {
-    manner manner;
-    nbd_tls_options options;
-    const char *verify_name;
-    const char *server_name;
-    size_t cut_at;        // bytes of the server's records behind which the stream ends
-    size_t flip_at;       // the byte of them that is changed on its way, or `uncut`
-    size_t send_fails_at; // bytes of the client's records behind which sending fails
-    int client_version;   // most, as manner.version; 0: any
-    int signal_tickets;   // mbedTLS 3 tells of tickets
-    int any_suite;        // suites that certificates go with too
-} wish;
-
-// What it came to.
-static struct {
-    nbd_tls_credentials credentials;
-    nbd_tls tls;
-    peer server;
-    nbd_transport below;
-    mbedtls_x509_crt authority; // for a configuration that has none of its own
-    int running;
-    // Calls of mbedtls_ssl_write.
-    const unsigned char *blocked; // what must come again, or NULL
-    size_t blocked_size;
-    unsigned idle; // receives in turn that found nothing
-    unsigned writes;
-    unsigned repeats;   // after a block
-    unsigned grown;     // of these those at which the engine offered more by then
-    size_t first_write; // bytes
-    size_t staged;      // bytes that were written from nbd_tls.stage
-    size_t in_place;    // bytes that were written from where the caller keeps them
-} live;
+#include "tls_play.h"
 
 static int spy_ssl_write(mbedtls_ssl_context *ssl, const unsigned char *data, size_t size)
 {
@@ -95,289 +50,6 @@ static int spy_ssl_write(mbedtls_ssl_context *ssl, const unsigned char *data, si
     live.blocked_size = size;
     live.writes++;
     return result;
-}
-
-static void tls_over(void)
-{
-    if (!live.running) return;
-    nbd_tls_free(&live.tls);
-    nbd_tls_credentials_free(&live.credentials);
-    peer_end(&live.server);
-    mbedtls_x509_crt_free(&live.authority);
-    live.running = 0;
-}
-
-static int server_is_over(const play *p)
-{
-    return live.server.result || (stream_is_over(p) && live.server.shaken);
-}
-
-// The server receives what it can, and sends what it has.
-static void pump(play *p)
-{
-    static unsigned char data[16384];
-    nbd_iovec one = {data, 0};
-    size_t size, accept = p->accept;
-
-    p->accept = uncut;
-    while ((one.size = peer_read(&live.server, data, sizeof data)) > 0)
-        take_from_client(&p->wires[0], &one, 1, one.size);
-    p->accept = accept;
-    if (!live.server.shaken) return;
-    while (!live.server.result && p->out_taken < out_limit(p)) {
-        one.size = sizeof data;
-        size = give_to_client(&p->wires[0], &one, 1, peer_record_size(&live.server, one.size));
-        peer_write(&live.server, data, size);
-        if (live.server.result) p->ended = 1; // by an alert
-    }
-    if (stream_is_over(p) && !live.server.result) {
-        if (!live.server.manner.no_notify) (void)mbedtls_ssl_close_notify(&live.server.ssl);
-        live.server.result = MBEDTLS_ERR_SSL_PEER_CLOSE_NOTIFY;
-    }
-}
-
-static size_t cipher_left(void)
-{
-    return smaller(live.server.out_size, wish.cut_at) - live.server.out_taken;
-}
-
-// A changed byte may make a length so large that both sides wait for each other.
-static int is_flipped(void)
-{
-    return wish.flip_at < live.server.out_taken;
-}
-
-static int cipher_is_over(const play *p)
-{
-    return live.server.out_taken == wish.cut_at || server_is_over(p) ||
-           (is_flipped() && live.idle > 3);
-}
-
-static int cipher_waits(void)
-{
-    pump(&stage);
-    return cipher_left() > 0 || cipher_is_over(&stage) || is_flipped();
-}
-
-static ptrdiff_t cipher_send(void *context, const nbd_iovec *iov, unsigned count, unsigned flags)
-{
-    play *p = context;
-    size_t size;
-
-    CHECK(count == 1 && iov->size > 0);
-    p->more = 0;
-    if (live.server.in_size >= wish.send_fails_at) {
-        p->ended = 1;
-        return NBD_IO_ERROR;
-    }
-    if (blocks_now(p, 1)) return NBD_IO_WRITE;
-    size = smaller(smaller(iov->size, piece_now(p)), p->accept);
-    if (size == 0) return NBD_IO_WRITE;
-    if (p->accept != uncut) p->accept -= size;
-    peer_take(&live.server, iov->base, size);
-    p->moved = 1;
-    live.idle = 0;
-    p->more = (flags & NBD_SEND_MORE) != 0;
-    pump(p);
-    p->in_hook = 1;
-    play_steps(p);
-    p->in_hook = 0;
-    return (ptrdiff_t)size;
-}
-
-static ptrdiff_t cipher_recv(void *context, const nbd_iovec *iov, unsigned count)
-{
-    play *p = context;
-    size_t size;
-
-    CHECK(count == 1 && iov->size > 0);
-    play_waits = cipher_waits; // what comes is the server's records from here on
-    if (blocks_now(p, 0)) return NBD_IO_READ;
-    pump(p);
-    size = smaller(smaller(cipher_left(), iov->size), piece_now(p));
-    if (size > 0) {
-        memcpy(iov->base, live.server.out + live.server.out_taken, size);
-        if (wish.flip_at - live.server.out_taken < size) {
-            ((unsigned char *)iov->base)[wish.flip_at - live.server.out_taken] ^= 0x55;
-        }
-        live.server.out_taken += size;
-        p->moved = 1;
-        live.idle = 0;
-        return (ptrdiff_t)size;
-    }
-    live.idle++;
-    return cipher_is_over(p) ? tell_the_end(p) : NBD_IO_READ;
-}
-
-/// Starting TLS ///
-
-// What a program may do to the configuration.
-static void adjust_client(mbedtls_ssl_config *config)
-{
-    if (wish.client_version) peer_set_version(config, wish.client_version);
-    if (wish.any_suite) {
-        mbedtls_ssl_conf_ciphersuites(config, mbedtls_ssl_list_ciphersuites());
-        mbedtls_ssl_conf_ca_chain(config, &live.authority, NULL);
-    }
-#ifdef MBEDTLS_SSL_TLS1_3_SIGNAL_NEW_SESSION_TICKETS_ENABLED
-    if (wish.signal_tickets) {
-        mbedtls_ssl_conf_session_tickets(config, MBEDTLS_SSL_SESSION_TICKETS_ENABLED);
-        mbedtls_ssl_conf_tls13_enable_signal_new_session_tickets(
-            config, MBEDTLS_SSL_TLS1_3_SIGNAL_NEW_SESSION_TICKETS_ENABLED);
-    }
-#endif
-}
-
-static int make_session(void)
-{
-    tls_over();
-    live.blocked = NULL;
-    live.writes = live.repeats = live.grown = live.idle = 0;
-    live.staged = live.in_place = live.first_write = 0;
-    live.below.context = &stage;
-    live.below.send = cipher_send;
-    live.below.recv = cipher_recv;
-    live.below.flags = stage.mode.one_piece ? NBD_ONE_PIECE : 0;
-    live.running = 1;
-    peer_begin(&live.server, &wish.manner);
-    mbedtls_x509_crt_init(&live.authority);
-    peer_parse(&live.authority, &people.authority);
-    CHECK_EQUAL(nbd_tls_credentials_init(&live.credentials, &wish.options), 0);
-    adjust_client(&live.credentials.config);
-    return nbd_tls_init(&live.tls, &live.below, &live.credentials.config, wish.verify_name,
-                        wish.server_name);
-}
-
-static int start_tls(nbd_client *client)
-{
-    int error = make_session();
-
-    play_waits = cipher_waits;
-    if (judging) checker_tls(&judge);
-    return error ? error : nbd_starttls(client, &live.tls.transport);
-}
-
-/// Sessions ///
-
-static size_t text_size(const char *text)
-{
-    return strlen(text) + 1;
-}
-
-static void wish_nothing(void)
-{
-    memset(&wish, 0, sizeof wish);
-    wish.cut_at = wish.flip_at = wish.send_fails_at = uncut;
-}
-
-static void wish_x509(int version)
-{
-    wish_nothing();
-    wish.manner.version = version;
-    wish.manner.who = &people.server;
-    wish.options.ca = people.authority.certificate;
-    wish.options.ca_size = text_size(people.authority.certificate);
-    wish.verify_name = "server.example";
-}
-
-static void wish_certificate(const identity *client)
-{
-    wish.manner.trusts = &people.authority;
-    if (!client) return;
-    wish.options.certificate = client->certificate;
-    wish.options.certificate_size = text_size(client->certificate);
-    wish.options.key = client->key;
-    wish.options.key_size = text_size(client->key);
-}
-
-// Shaking hands with a shared key alone is quick in TLS 1.2.
-static const int quick_suites[] = {MBEDTLS_TLS_PSK_WITH_AES_128_GCM_SHA256,
-#ifdef MBEDTLS_SSL_PROTO_TLS1_3
-                                   MBEDTLS_TLS1_3_AES_128_GCM_SHA256,
-#endif
-                                   0};
-
-static void wish_psk(int version)
-{
-    wish_nothing();
-    wish.manner.version = version;
-    wish.manner.user = "alice";
-    wish.manner.key = "0123456789abcdef";
-    wish.manner.suites = quick_suites;
-    wish.options.psk = "0123456789abcdef";
-    wish.options.psk_size = 16;
-    wish.options.user = "alice";
-}
-
-static void until_tls(script *s)
-{
-    s->config.flags |= NBD_TLS_REQUIRE;
-    s->config.export_name = "secret name";
-    greet_fixed(s);
-    want_option(s, 5, "", 0);
-    send_ack(s, 5);
-    see_starttls(s);
-    client_calls(s, start_tls);
-}
-
-static void open_tls(script *s)
-{
-    until_tls(s);
-    agree_on(s, NBD_PROTOCOL_STRUCTURED);
-    go(s, EXPORT_SIZE, EXPORT_FLAGS);
-}
-
-// Small and large ones, both ways.
-static void transfer(script *s)
-{
-    int a = client_issues(s, NBD_WRITE, 0, 512, 30), b = client_issues(s, NBD_READ, 0, 4096, 40);
-    int c = client_issues(s, NBD_WRITE, 0, 8192, 40000);
-    int d = client_issues(s, NBD_READ, 0, 512, 50000);
-
-    want_request(s, a);
-    want_request(s, b);
-    send_none(s, a);
-    send_data(s, b, DONE, 4096, 40);
-    want_request(s, c);
-    want_request(s, d);
-    send_data(s, d, MORE, 512, 30000);
-    send_none(s, c);
-    send_data(s, d, DONE, 30512, 20000);
-    see_done(s, a, 0);
-    see_done(s, b, 0);
-    see_done(s, c, 0);
-    see_done(s, d, 0);
-}
-
-// The least of everything, for what is done to each of its bytes.
-static void short_session(script *s)
-{
-    int w, r;
-
-    open_tls(s);
-    w = client_issues(s, NBD_WRITE, 0, 512, 30);
-    r = client_issues(s, NBD_READ, 0, 4096, 40);
-    want_request(s, w);
-    want_request(s, r);
-    send_data(s, r, DONE, 4096, 40);
-    send_none(s, w);
-    see_done(s, w, 0);
-    see_done(s, r, 0);
-    close_session(s);
-}
-
-static void whole_session(script *s)
-{
-    open_tls(s);
-    transfer(s);
-    close_session(s);
-}
-
-static const script *write_session(void (*write)(script *s))
-{
-    const session one = {check.name, write};
-
-    return session_script(&one);
 }
 
 // The modes of play.h that have a transport.
@@ -521,32 +193,20 @@ static void tickets_that_are_told_of_are_passed_over(void)
     }
 }
 
-/// Streams that break ///
-
-static mode broken_mode(size_t piece, ptrdiff_t ended)
+// Below TLS it is the same as NBD_IO_WRITE.
+static void transport_may_say_that_it_sent_nothing(void)
 {
-    mode how = whole_mode;
+    size_t v;
 
-    how.piece = piece;
-    how.cut_at = uncut - 1; // the server's data is whole, but what is seen may be cut
-    how.ended = ended;
-    return how;
-}
-
-// A session that may have been stopped at any point: it is over, once, and by no other
-// error than these; without one only if the server heard the client's goodbye.
-static void check_broken_end(const char *prefix)
-{
-    int error = closing_error(&stage.seen);
-    const nbd_event *closed = &stage.seen.events[stage.seen.count - 1].event;
-
-    if (error == 0) {
-        CHECK(stage.farewell || !stage.ended);
-        return;
+    for (v = 0; v < VERSIONS; v++) {
+        play_variant = (unsigned)versions[v];
+        wish_psk(versions[v]);
+        wish.says_zero = 1;
+        play_some_modes();
     }
-    CHECK(error == NBD_ERR_CLOSED || error == NBD_ERR_TRUNCATED || error == NBD_ERR_TRANSPORT);
-    if (prefix) CHECK(strncmp(closed->detail, prefix, strlen(prefix)) == 0);
 }
+
+/// Streams that break ///
 
 static void cut_everywhere(void)
 {
@@ -820,6 +480,41 @@ static void wish_other_name(int version)
     wish.verify_name = "other.example";
 }
 
+// A program that asks elsewhere, and does not like what it hears.
+static int find_revoked(void *context, mbedtls_x509_crt *certificate, int depth, uint32_t *flags)
+{
+    (void)context;
+    (void)certificate;
+    if (depth == 0) *flags |= MBEDTLS_X509_BADCERT_REVOKED;
+    return 0;
+}
+
+static void ask_elsewhere(mbedtls_ssl_config *config)
+{
+    mbedtls_ssl_conf_verify(config, find_revoked, NULL);
+}
+
+static void wish_revoked(int version)
+{
+    wish_x509(version);
+    wish.adjust = ask_elsewhere;
+}
+
+static void want_strong_keys(mbedtls_ssl_config *config)
+{
+    static mbedtls_x509_crt_profile strong;
+
+    strong = mbedtls_x509_crt_profile_default;
+    strong.allowed_curves = MBEDTLS_X509_ID_FLAG(MBEDTLS_ECP_DP_SECP521R1);
+    mbedtls_ssl_conf_cert_profile(config, &strong);
+}
+
+static void wish_strong_keys(int version)
+{
+    wish_x509(version);
+    wish.adjust = want_strong_keys;
+}
+
 static void wish_no_client_certificate(int version)
 {
     wish_x509(version);
@@ -871,6 +566,8 @@ static const char self_signed[] = "TLS: server's certificate is signed by itself
 static const char expired[] = "TLS: server's certificate has expired";
 static const char not_yet_valid[] = "TLS: server's certificate is not valid yet";
 static const char other_name[] = "TLS: server's certificate is for another name";
+static const char revoked[] = "TLS: server's certificate is revoked";
+static const char too_weak[] = "TLS: server's certificate is not good enough";
 static const char keys_differ[] =
     "TLS: server cannot read or verify what the client sent: the keys differ";
 
@@ -901,6 +598,16 @@ static const misfit misfits[] = {
      wish_other_name,
      {other_name, other_name},
      MBEDTLS_X509_BADCERT_CN_MISMATCH,
+     {0, 0}},
+    {"certificate_that_the_program_knows_as_revoked_is_refused",
+     wish_revoked,
+     {revoked, revoked},
+     MBEDTLS_X509_BADCERT_REVOKED,
+     {0, 0}},
+    {"certificate_with_a_weak_key_is_refused",
+     wish_strong_keys,
+     {too_weak, too_weak},
+     MBEDTLS_X509_BADCERT_BAD_KEY,
      {0, 0}},
     {"missing_client_certificate_is_named",
      wish_no_client_certificate,
@@ -1443,6 +1150,121 @@ static void blocking_calls_without_tls_refuse_to_start_it(void)
     CHECK_EQUAL(nbd_sync_close(&sync), 0);
 }
 
+/// Servers that fall silent ///
+
+// Plays until nothing moves any more.  The client then waits for input and for nothing else,
+// however often it is called.
+static void play_until_silent(const script *s)
+{
+    unsigned calls = 0;
+    uint64_t sent;
+
+    stage_client(s, NBD_TLS_REQUIRE);
+    stage.mode.ended = PLAY_SILENCE;
+    CHECK_EQUAL(nbd_connect(&stage.client, &stage.transports[0]), 0);
+    do {
+        unsigned wants = nbd_wants(&stage.client);
+
+        stage.moved = 0;
+        if (can_receive(&stage) || (wants & (NBD_WANT_WRITE | NBD_WANT_NOW))) {
+            CHECK_EQUAL(nbd_poll(&stage.client, wants), 0);
+            stage.moved = 1;
+        }
+        play_steps(&stage);
+        pull_events(&stage);
+        play_steps(&stage);
+        CHECK(++calls < 10000);
+    } while (stage.moved && !stage.closed);
+    if (stage.closed) return;
+    sent = live.server.in_size;
+    for (calls = 0; calls < 3; calls++) {
+        CHECK_EQUAL(nbd_wants(&stage.client), NBD_WANT_READ);
+        CHECK_EQUAL(nbd_poll(&stage.client, NBD_WANT_READ | NBD_WANT_WRITE), 0);
+    }
+    CHECK_EQUAL(live.server.in_size, sent);
+}
+
+// At each byte of the server's, and each time the client can be given up.
+static void fall_silent_everywhere(void)
+{
+    static trace whole;
+    const script *s = write_session(short_session);
+    size_t size, at;
+
+    play_whole(s, &whole);
+    size = live.server.out_size;
+    for (at = 0; at < size; at++) {
+        nbd_event event;
+
+        wish.cut_at = at;
+        play_variant = (unsigned)at;
+        play_until_silent(s);
+        if (stage.closed) break; // the rest is the goodbye
+        CHECK_EQUAL(nbd_abandon(&stage.client), 0);
+        while (nbd_next(&stage.client, &event) == 1 && event.type != NBD_EVENT_CLOSED)
+            continue;
+        CHECK_EQUAL(event.type, NBD_EVENT_CLOSED);
+        CHECK_EQUAL(event.error, NBD_ERR_ABANDONED);
+        nbd_tls_free(&live.tls);
+        CHECK_EQUAL(nbd_wants(&stage.client), 0);
+    }
+    CHECK(at > size / 2);
+}
+
+static void silent_server_can_be_given_up_at_any_byte(void)
+{
+    each_version(wish_psk, fall_silent_everywhere);
+}
+
+static unsigned waited_for;
+
+static int wait_with_a_clock(void *context, unsigned wants, int *timeout_ms)
+{
+    int ready;
+
+    stage.in_hook = 1;
+    play_steps(&stage);
+    stage.in_hook = 0;
+    (void)context;
+    ready = (int)(wants & (NBD_WANT_WRITE | (can_receive(&stage) ? NBD_WANT_READ : 0)));
+    if (ready) return ready;
+    CHECK_EQUAL(waited_for, 0);
+    waited_for = wants;
+    *timeout_ms = 0;
+    return 0;
+}
+
+// Behind the ClientHello, and in the middle of the server's answer.
+static void blocking_call_gives_up_a_server_that_is_silent_in_the_handshake(void)
+{
+    size_t v, i;
+
+    for (v = 0; v < VERSIONS; v++) {
+        for (i = 0; i < 100; i += 33) {
+            nbd_sync sync = NBD_ZERO;
+
+            play_variant = (unsigned)(versions[v] * 100) + (unsigned)i;
+            wish_x509(versions[v]);
+            wish.cut_at = i;
+            waited_for = 0;
+            stage_client(write_session(serve_until_tls), NBD_TLS_REQUIRE);
+            stage.mode.ended = PLAY_SILENCE;
+            stage.transports[0].wait = wait_with_a_clock;
+            CHECK_EQUAL(make_session(), 0);
+            live.below.wait = wait_with_a_clock;
+            sync.client = &stage.client;
+            sync.tls = &live.tls.transport;
+            sync.timeout_ms = 1000;
+            CHECK_EQUAL(nbd_sync_connect(&sync, &stage.transports[0]), NBD_ERR_TIMEOUT);
+            CHECK_EQUAL(waited_for, NBD_WANT_READ);
+            CHECK(live.server.in_size > 0);
+            CHECK_EQUAL(live.server.received, 0);
+            CHECK_EQUAL(nbd_phase(&stage.client), NBD_PHASE_IDLE);
+            CHECK_EQUAL(nbd_sync_close(&sync), 0);
+        }
+    }
+}
+
 /// Credentials ///
 
 enum { PATH_SIZE = 256 };
@@ -1511,6 +1333,10 @@ static void credentials_that_contradict_themselves_are_refused(void)
     wish.options.certificate_file = "x";
     check_credentials(NBD_ERR_ARG, half);
     wish.options.key = people.client.key;
+    wish.options.key_file = "x";
+    check_credentials(NBD_ERR_ARG, twice);
+    wish_x509(12);
+    wish_certificate(&people.client);
     wish.options.key_file = "x";
     check_credentials(NBD_ERR_ARG, twice);
     wish_x509(12);
@@ -1823,6 +1649,7 @@ int main(int argc, char **argv)
     CHECK_CASE(tickets_and_renegotiation_at_any_time_are_passed_over);
     CHECK_CASE(tickets_that_are_told_of_are_passed_over);
     CHECK_CASE(warnings_at_any_time_are_passed_over);
+    CHECK_CASE(transport_may_say_that_it_sent_nothing);
     CHECK_CASE(stream_may_end_or_fail_at_any_byte);
     CHECK_CASE(no_byte_can_be_changed_unnoticed);
     CHECK_CASE(alert_at_any_byte_ends_it);
@@ -1852,6 +1679,8 @@ int main(int argc, char **argv)
     CHECK_CASE(blocking_calls_start_tls);
     CHECK_CASE(blocking_calls_need_a_wait_hook_below);
     CHECK_CASE(blocking_calls_without_tls_refuse_to_start_it);
+    CHECK_CASE(silent_server_can_be_given_up_at_any_byte);
+    CHECK_CASE(blocking_call_gives_up_a_server_that_is_silent_in_the_handshake);
     CHECK_CASE(free_is_harmless_on_zeroed_structs);
     CHECK_CASE(credentials_that_contradict_themselves_are_refused);
     CHECK_CASE(files_serve_as_well_as_memory);

@@ -59,7 +59,7 @@ static struct {
     identity future;         // the same name
     identity address;        // "127.0.0.1"
     identity client;         // "client"
-    identity stranger;       // another authority
+    identity stranger;       // another authority; its name is as long as the server's
     identity strange_server; // signed by it, "server.example"
     identity strange_client; // signed by it
     identity alone;          // "server.example", signed by itself
@@ -162,7 +162,7 @@ static inline void peer_make_people(void)
     peer_make(&people.future, "server.example", &people.authority, 0, "2098", "2099");
     peer_make(&people.address, "127.0.0.1", &people.authority, 0, "2000", "2099");
     peer_make(&people.client, "client", &people.authority, 0, "2000", "2099");
-    peer_make(&people.stranger, "stranger", &people.stranger, 1, "2000", "2099");
+    peer_make(&people.stranger, "stranger.other", &people.stranger, 1, "2000", "2099");
     peer_make(&people.strange_server, "server.example", &people.stranger, 0, "2000", "2099");
     peer_make(&people.strange_client, "client", &people.stranger, 0, "2000", "2099");
     peer_make(&people.alone, "server.example", &people.alone, 0, "2000", "2099");
