@@ -4572,7 +4572,7 @@ static inline int nbdi_hex_digit(char c)
 #ifdef NBD_MBEDTLS
 
 // Members that mbedTLS 3 keeps to itself, and that no call of it tells: ssl.state, in_msg,
-// out_left, send_alert and alert_reason, config.authmode and psk_identity.
+// conf, out_left, send_alert and alert_reason, config.authmode, key_cert and psk_identity.
 #if MBEDTLS_VERSION_NUMBER < 0x03000000
 #define NBDI_TLS_PRIVATE(member) member
 #define NBDI_TLS_BAD_VERSION MBEDTLS_ERR_SSL_BAD_HS_PROTOCOL_VERSION
@@ -4687,8 +4687,23 @@ static const char *nbdi_tls_result_text(const nbd_tls *tls, int result)
 
 #endif // NBD_NO_TEXT
 
-#define NBDI_TLS_NO_ANSWER \
-    NBDI_SAY("TLS: no answer after the handshake: the server may refuse this client")
+// Many servers hang up without an alert.  What this one may not like.
+static const char *nbdi_tls_refused_text(const nbd_tls *tls)
+{
+    const mbedtls_ssl_config *config = tls->ssl.NBDI_TLS_PRIVATE(conf);
+#ifdef NBDI_TLS_PSK
+    if (config->NBDI_TLS_PRIVATE(psk_identity)) {
+        return NBDI_SAY("TLS: no answer: the user or the key may be wrong");
+    }
+#endif
+    if (!tls->named) return NBDI_SAY("TLS: no answer: there may be no common version or cipher");
+#ifdef MBEDTLS_X509_CRT_PARSE_C
+    if (config->NBDI_TLS_PRIVATE(key_cert)) {
+        return NBDI_SAY("TLS: no answer: the server may refuse the client's certificate");
+    }
+#endif
+    return NBDI_SAY("TLS: no answer: the server may want a certificate of the client");
+}
 
 // The stream below is over, or brought nothing but records without data.
 static const char *nbdi_tls_below_text(const nbd_tls *tls)
@@ -4696,10 +4711,7 @@ static const char *nbdi_tls_below_text(const nbd_tls *tls)
     if (tls->below_over == NBDI_TLS_FLOODED) {
         return NBDI_SAY("TLS: server sends records without data, one after the other");
     }
-    if (!tls->named) return NBDI_SAY("TLS: the connection was lost during the handshake");
-    if (!tls->up)
-        return NBDI_SAY("TLS: server hung up in the handshake: it may refuse this client");
-    if (!tls->heard) return NBDI_TLS_NO_ANSWER;
+    if (!tls->heard) return nbdi_tls_refused_text(tls);
     if (tls->below_over == NBDI_TLS_ENDED) {
         return NBDI_SAY("TLS: the stream ended without close_notify");
     }
@@ -4720,11 +4732,12 @@ static const char *nbdi_tls_why(nbd_tls *tls, int result)
     }
 #endif
     if (result == MBEDTLS_ERR_SSL_PEER_CLOSE_NOTIFY) {
-        return tls->heard ? NULL : NBDI_TLS_NO_ANSWER;
+        return tls->heard ? NULL : nbdi_tls_refused_text(tls);
     }
     // With TLS 1.3 a client's certificate is looked at after its handshake, and a server that
     // is made of mbedTLS then seals its refusal with a key of before.
-    if (result == MBEDTLS_ERR_SSL_INVALID_MAC && tls->up && !tls->heard) return NBDI_TLS_NO_ANSWER;
+    if (result == MBEDTLS_ERR_SSL_INVALID_MAC && tls->up && !tls->heard)
+        return nbdi_tls_refused_text(tls);
     return nbdi_tls_result_text(tls, result);
 }
 

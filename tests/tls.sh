@@ -349,9 +349,9 @@ wrong_clients() {
 }
 
 refused_by() {
-    local how='may refuse this client\|lost during the handshake\|certificate'
-    wrong "$1: a client without a certificate" "$how" "$(bad client "$anonymous")"
-    wrong "$1: a client that it does not know" "$how" "$(bad client "$tmp/stranger")"
+    wrong "$1: a client without a certificate" 'want.* a certificate' "$(bad client "$anonymous")"
+    wrong "$1: a client that it does not know" "the client's certificate" \
+        "$(bad client "$tmp/stranger")"
 }
 
 # What is wrong with the client's own files is told before anything is sent.
@@ -381,7 +381,7 @@ wrong_keys() {
         wrong "$server: certificates where keys are wanted" 'TLS: ' "$(bad x509)"
     done
 }
-psk_refused='TLS: '
+psk_refused='the user or the key may be wrong'
 
 one_side_only() {
     local tool plain_uri="nbd+unix:///$secret?socket=$socket"
