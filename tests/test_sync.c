@@ -43,6 +43,7 @@ static struct server {
     int stays;                 // does not hang up after the disconnect
     int endless;               // sends the bytes of a read for ever
 
+    uint64_t option; // the last that came
     wire_request log[LOG];
     int count;
 } server;
@@ -84,6 +85,7 @@ static void answer_option(uint64_t option)
     int i, how = option == OPT_GO ? ACCEPT : UNSUP;
     const char *text = "";
 
+    server.option = option;
     for (i = 0; i < ANSWERS; i++) {
         if (server.answers[i].option == option) {
             how = server.answers[i].how;
@@ -715,6 +717,38 @@ static void words_explain_the_error_they_belong_to(void)
     }
 }
 
+// A program without a library for TLS: what a URI or a server wants sealed is not opened in
+// clear, and the error tells whose lack it is.
+static void tls_that_a_side_lacks_is_never_left_out(void)
+{
+    enum { TLS_REQUIRED = 5 };
+    static const struct {
+        const char *uri;
+        int starttls, go; // how these are answered
+        uint64_t last_option;
+        int error;
+    } rows[] = {
+        {"nbds://host/x", UNSUP, ACCEPT, OPT_STARTTLS, NBD_ERR_TLS},
+        {"nbds://host/x", ACCEPT, ACCEPT, OPT_STARTTLS, NBD_ERR_STATE},
+        {"nbd://host/x", ACCEPT, TLS_REQUIRED, OPT_GO, NBD_REP_ERR_TLS_REQD},
+    };
+    size_t i;
+
+    for (i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char text[64];
+        nbd_uri uri;
+
+        snprintf(check.where, sizeof check.where, "row %d", (int)i);
+        CHECK_EQUAL(nbd_uri_parse(&uri, rows[i].uri, text, sizeof text), 0);
+        set_server();
+        answer(OPT_STARTTLS, rows[i].starttls, "");
+        answer(OPT_GO, rows[i].go, "");
+        CHECK_EQUAL(connect_with(uri.config_flags), rows[i].error);
+        CHECK_EQUAL(server.option, rows[i].last_option);
+        CHECK_EQUAL(nbd_sync_close(&sync_), 0);
+    }
+}
+
 static void failed_handshake_leaves_room_for_the_next(void)
 {
     set_server();
@@ -826,6 +860,7 @@ int main(int argc, char **argv)
     CHECK_CASE(words_explain_the_error_they_belong_to);
     CHECK_CASE(words_stay_for_who_closes);
     CHECK_CASE(words_of_another_call_are_gone);
+    CHECK_CASE(tls_that_a_side_lacks_is_never_left_out);
     CHECK_CASE(failed_handshake_leaves_room_for_the_next);
     CHECK_CASE(escaped_text_is_printable_and_never_cut_in_an_escape);
     return check_end();
