@@ -4576,9 +4576,11 @@ static inline int nbdi_hex_digit(char c)
 #if MBEDTLS_VERSION_NUMBER < 0x03000000
 #define NBDI_TLS_PRIVATE(member) member
 #define NBDI_TLS_BAD_VERSION MBEDTLS_ERR_SSL_BAD_HS_PROTOCOL_VERSION
+#define NBDI_TLS_BAD_CERTIFICATE MBEDTLS_ERR_SSL_BAD_HS_CERTIFICATE
 #else
 #define NBDI_TLS_PRIVATE(member) MBEDTLS_PRIVATE(member)
 #define NBDI_TLS_BAD_VERSION MBEDTLS_ERR_SSL_BAD_PROTOCOL_VERSION
+#define NBDI_TLS_BAD_CERTIFICATE MBEDTLS_ERR_SSL_BAD_CERTIFICATE
 #endif
 #if defined(MBEDTLS_KEY_EXCHANGE_SOME_PSK_ENABLED) || \
     defined(MBEDTLS_SSL_HANDSHAKE_WITH_PSK_ENABLED)
@@ -4726,7 +4728,7 @@ static const char *nbdi_tls_why(nbd_tls *tls, int result)
         return nbdi_tls_alert_text(tls->alert);
     }
 #ifdef MBEDTLS_X509_CRT_PARSE_C
-    if (result == MBEDTLS_ERR_X509_CERT_VERIFY_FAILED) {
+    if (result == MBEDTLS_ERR_X509_CERT_VERIFY_FAILED || result == NBDI_TLS_BAD_CERTIFICATE) {
         tls->verify_flags = mbedtls_ssl_get_verify_result(&tls->ssl);
         return nbdi_tls_verify_text(tls->verify_flags);
     }
@@ -4759,6 +4761,12 @@ static ptrdiff_t nbdi_tls_fail(nbd_tls *tls, int result)
 }
 
 /// mbedTLS: the transport below ///
+
+// Whether mbedTLS still holds a part of a record that could not be sent.
+static int nbdi_tls_is_stuck(const nbd_tls *tls)
+{
+    return tls->ssl.NBDI_TLS_PRIVATE(out_left) > 0;
+}
 
 // What mbedTLS is told when nothing moved.
 static int nbdi_tls_stopped(nbd_tls *tls, ptrdiff_t result)
@@ -4793,6 +4801,8 @@ static int nbdi_tls_get(void *context, unsigned char *to, size_t size)
     nbd_tls *tls = (nbd_tls *)context;
     nbd_iovec one;
     ptrdiff_t result;
+    // Reading has sent the rest of a record: what answers it must not come before nbd_sent.
+    if (tls->latch && !nbdi_tls_is_stuck(tls)) return nbdi_tls_stopped(tls, NBD_IO_WRITE);
     if (tls->budget < size) {
         tls->below_over = NBDI_TLS_FLOODED;
         return MBEDTLS_ERR_SSL_CONN_EOF;
@@ -4925,12 +4935,6 @@ static nbd_iovec nbdi_tls_gather(nbd_tls *tls, const nbd_iovec *iov, unsigned co
         v.size += size;
     }
     return v;
-}
-
-// Whether mbedTLS still holds a part of a record that could not be sent.
-static int nbdi_tls_is_stuck(const nbd_tls *tls)
-{
-    return tls->ssl.NBDI_TLS_PRIVATE(out_left) > 0;
 }
 
 // An alert that mbedTLS sends by itself, against renegotiation, may have got stuck.  A write

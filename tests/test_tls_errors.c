@@ -378,6 +378,12 @@ static void lack_of_memory_is_named(void)
     handshake_ends(MBEDTLS_ERR_SSL_ALLOC_FAILED, 1, "TLS: mbedTLS has no memory left");
 }
 
+static void certificate_that_cannot_be_used_is_named(void)
+{
+    wish_psk(12);
+    handshake_ends(NBDI_TLS_BAD_CERTIFICATE, 1, "TLS: server's certificate is not good enough");
+}
+
 /// Hooks, called by hand ///
 
 // The transport below them.
@@ -573,9 +579,10 @@ static void record_that_reading_completed_is_not_sent_twice(void)
     CHECK_EQUAL(hook_send(0, 100), NBD_IO_WRITE);
     bare.takes = uncut;
     peer_write_ticket_record(&live.server);
-    CHECK_EQUAL(hook_recv(), NBD_IO_READ);
+    CHECK_EQUAL(hook_recv(), NBD_IO_WRITE); // an answer to it has to wait
     CHECK_EQUAL(live.tls.ssl.PEER_PRIVATE(out_left), 0);
     CHECK_EQUAL(hook_send(0, 200), 200);
+    CHECK_EQUAL(hook_recv(), NBD_IO_READ);
     server_got(200);
 }
 
@@ -696,6 +703,7 @@ int main(int argc, char **argv)
     CHECK_CASE(result_that_asks_to_be_called_again_is);
     CHECK_CASE(calls_that_bring_nothing_cannot_hold_a_poll);
     CHECK_CASE(lack_of_memory_is_named);
+    CHECK_CASE(certificate_that_cannot_be_used_is_named);
     CHECK_CASE(large_sends_are_cut);
     CHECK_CASE(alert_that_got_stuck_leaves_before_data);
     CHECK_CASE(alert_that_got_stuck_fails_with_the_transport);
