@@ -963,7 +963,7 @@ NBD_API void nbd_dial_stop(nbd_dial *dial);
 //     nbd_tls_credentials_init(&credentials, &options);        // once, for all clients
 //     nbd_tls_init(&tls, &io.transport, &credentials.config, "the name to verify", NULL);
 //     ... nbd_connect(&client, &io.transport) ... STARTTLS: nbd_starttls(&client, &tls.transport)
-//     nbd_tls_free(&tls);                                      // after CLOSED
+//     nbd_tls_free(&tls);                                      // after CLOSED or nbd_sync_close
 //     nbd_tls_credentials_free(&credentials);
 //
 // A failure of TLS ends the session with NBD_ERR_TRANSPORT.  The detail of CLOSED is then
@@ -1065,6 +1065,7 @@ typedef struct nbd_tls {
     int alert;                  // number of the fatal alert of the server, or 0
     uint32_t verify_flags;      // why the server's certificate is not good, or 0
     nbd_transport transport;    // give its address to nbd_starttls; its detail tells what failed
+    mbedtls_ssl_context ssl;    // yours to ask for the version, the cipher, the certificate
     const nbd_transport *below; // Private from here on
     const char *verify_name;
     const unsigned char *latch; // what mbedTLS holds of a blocked write
@@ -1080,7 +1081,6 @@ typedef struct nbd_tls {
     uint8_t notified;   // 1 once close_notify has been made
     uint8_t below_over; // NBDI_TLS_..., or 0
     uint8_t over;       // NBDI_TLS_..., or 0
-    mbedtls_ssl_context ssl;
     unsigned char stage[NBD_TLS_STAGE];
 } nbd_tls;
 
@@ -1610,6 +1610,9 @@ NBDI_STATIC_ASSERT(ranges, NBD_RANGES >= 1 && NBD_RANGES <= 64);
 NBDI_STATIC_ASSERT(iovecs, NBD_IOVECS >= 2 && NBD_IOVECS <= 1024);
 NBDI_STATIC_ASSERT(stage, NBD_STAGE >= 1 && NBD_STAGE <= 65536);
 NBDI_STATIC_ASSERT(poll_bytes, NBD_POLL_BYTES >= 1);
+#ifdef NBD_MBEDTLS
+NBDI_STATIC_ASSERT(tls_stage, NBD_TLS_STAGE >= 512 && NBD_TLS_STAGE <= 16384);
+#endif
 
 /// Wire ///
 
