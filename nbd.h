@@ -514,8 +514,8 @@ typedef struct nbd_slot {
     void *user;
     uint32_t iov_count;
     uint32_t server_error;
-    uint32_t range_count;
-    uint32_t range[NBD_RANGES][2];
+    uint32_t edge_count;
+    uint32_t edge[2 * NBD_RANGES];
 } nbd_slot;
 
 // A metadata context that the server agreed to; memory for nbd_config.contexts.
@@ -603,7 +603,7 @@ typedef struct nbd_client {
     uint8_t handshake_flags; // the server's, as far as they count
     uint8_t automatic;       // options: next step of the automatic order
     uint8_t option_due;      // 1 while an option is under way
-    uint8_t flags_due;       // 1 once the client flags may be sent
+    uint8_t option_left;     // 1 while some of the client flags or the option is unsent
     uint8_t export_seen;
     uint8_t out_blocked; // NBD_WANT_ bit that the transport asked for, or 0
     uint8_t out_failed;
@@ -631,7 +631,7 @@ typedef struct nbd_client {
     uint32_t reply_error;  // as sent
     uint32_t left;         // bytes still to come: of DATA; in STATUS and EXTENT of the chunk
     uint32_t direct;       // bytes of payload memory on offer
-    uint32_t text_left;    // bytes of the text and what is to be skipped behind it
+    uint32_t skip_left;    // bytes still to be dropped, in TEXT those behind the text
     uint32_t text_length;
     uint32_t found; // metadata contexts told so far; or the one being told
     uint32_t head_sent;
@@ -653,7 +653,7 @@ typedef struct nbd_client {
     nbd_option option;        // under way if option_due
     nbdi_cursor out_cursor;
     nbdi_cursor in_cursor;
-    uint64_t place; // of the next byte or extent: in the request
+    uint64_t place; // of the next extent: in the request
     nbd_export got;
 } nbd_client;
 
@@ -1711,15 +1711,21 @@ static void nbdi_seek(const nbd_slot *s, nbdi_cursor *cursor, size_t place)
     nbdi_advance(s, cursor, place);
 }
 
-static void nbdi_clear(const nbd_slot *s, size_t place, size_t bytes)
+// Clears from the cursor on.
+static void nbdi_clear_here(const nbd_slot *s, nbdi_cursor cursor, size_t bytes)
 {
-    nbdi_cursor cursor;
-    nbdi_seek(s, &cursor, place);
     while (bytes) {
         nbd_iovec v = nbdi_piece(s, &cursor, bytes);
         memset(v.base, 0, v.size);
         bytes -= v.size;
     }
+}
+
+static void nbdi_clear(const nbd_slot *s, size_t place, size_t bytes)
+{
+    nbdi_cursor cursor;
+    nbdi_seek(s, &cursor, place);
+    nbdi_clear_here(s, cursor, bytes);
 }
 
 // Writes of const memory go through the same struct; nothing is stored there.
@@ -1732,69 +1738,63 @@ static void *nbdi_unconst(const void *p)
 //
 // A read succeeds only if the server sent every byte exactly once.  The sum of
 // the lengths would not do: two chunks over one half add up to the whole.  So each
-// request keeps the sorted list of disjoint ranges that content was announced
-// for; it has one entry while the server answers in order.
-
-// Moves the ranges from index `from` on to index `to`.
-NBDI_WITHIN void nbdi_move_ranges(nbd_slot *s, uint32_t to, uint32_t from)
-{
-    memmove(&s->range[to], &s->range[from], (s->range_count - from) * sizeof s->range[0]);
-    s->range_count += to - from;
-}
+// request keeps the places where what was announced begins and ends, sorted: from
+// edge[0] to edge[1], from edge[2] to edge[3] and so on.  There are two while the
+// server answers in order.
 
 // Claims [from, to) of the request, from < to.  0, or why the proof has failed;
 // nothing is claimed then.
 static int nbdi_claim(nbd_slot *s, uint32_t from, uint32_t to)
 {
-    uint32_t i = 0, next;
-    int joins, reaches;
-    while (i < s->range_count && s->range[i][1] < from) {
+    uint32_t count = s->edge_count, i = 0, joins;
+    uint32_t *edge = s->edge;
+    while (i < count && edge[i] <= from) {
         i++;
     }
-    joins = i < s->range_count && s->range[i][1] == from;
-    next = joins ? i + 1 : i;
-    if (next < s->range_count && s->range[next][0] < to) return NBD_ERR_OVERLAP;
-    reaches = next < s->range_count && s->range[next][0] == to;
-    if (joins && reaches) {
-        s->range[i][1] = s->range[next][1];
-        nbdi_move_ranges(s, next, next + 1);
-    } else if (joins) {
-        s->range[i][1] = to;
-    } else if (reaches) {
-        s->range[i][0] = from;
-    } else if (s->range_count == NBD_RANGES) {
-        return NBD_ERR_FRAGMENTED;
-    } else {
-        nbdi_move_ranges(s, i + 1, i);
-        s->range[i][0] = from;
-        s->range[i][1] = to;
+    if (i % 2 || (i < count && edge[i] < to)) return NBD_ERR_OVERLAP;
+    joins = i && edge[i - 1] == from;
+    if (i < count && edge[i] == to) { // reaches the next range
+        if (!joins) {
+            edge[i] = from;
+            return 0;
+        }
+        s->edge_count -= 2;
+        memmove(&edge[i - 1], &edge[i + 1], (count - i - 1) * sizeof *edge);
+        return 0;
     }
+    if (joins) {
+        edge[i - 1] = to;
+        return 0;
+    }
+    if (count == 2 * NBD_RANGES) return NBD_ERR_FRAGMENTED;
+    s->edge_count += 2;
+    memmove(&edge[i + 2], &edge[i], (count - i) * sizeof *edge);
+    edge[i] = from;
+    edge[i + 1] = to;
     return 0;
 }
 
 static int nbdi_covered(const nbd_slot *s)
 {
-    return s->size == 0 ||
-           (s->range_count == 1 && s->range[0][0] == 0 && s->range[0][1] == s->size);
+    return s->size == 0 || (s->edge_count == 2 && s->edge[0] == 0 && s->edge[1] == s->size);
 }
 
 // Clears what no content was announced for.
 static void nbdi_clear_gaps(const nbd_slot *s)
 {
-    size_t place = 0;
-    uint32_t i;
-    for (i = 0; i < s->range_count; i++) {
-        nbdi_clear(s, place, s->range[i][0] - place);
-        place = s->range[i][1];
+    uint32_t place = 0, i;
+    for (i = 0; i < s->edge_count; i += 2) {
+        nbdi_clear(s, place, s->edge[i] - place);
+        place = s->edge[i + 1];
     }
     nbdi_clear(s, place, (size_t)s->size - place);
 }
 
-// Block status has no ranges: their memory holds a bit per context reported, and
-// range_count the number of these bits.
+// Block status has no ranges: their memory holds a bit for each context that is still to
+// be reported, and edge_count the number of these contexts.
 static uint32_t *nbdi_context_word(nbd_slot *s, uint32_t context)
 {
-    return &s->range[context / 64][context / 32 % 2];
+    return &s->edge[context / 32];
 }
 
 /// Endings ///
@@ -1878,9 +1878,7 @@ static int nbdi_result(const nbd_client *c, const nbd_slot *s)
     if (s->error) return s->error;
     if ((s->state & all) != all) return c->cause;
     if (s->command == NBD_READ && !nbdi_covered(s)) return NBD_ERR_GAP;
-    if (NBDI_STATUSES && s->command == NBD_BLOCK_STATUS && s->range_count != c->got.context_count) {
-        return NBD_ERR_GAP;
-    }
+    if (NBDI_STATUSES && s->command == NBD_BLOCK_STATUS && s->edge_count) return NBD_ERR_GAP;
     return 0;
 }
 
@@ -1894,7 +1892,7 @@ static void nbdi_clear_missing(const nbd_client *c, const nbd_slot *s, uint32_t 
     }
     nbdi_clear_gaps(s);
     if (c->left && !c->drop && c->reply_slot == index) {
-        nbdi_clear(s, (size_t)c->place, c->left);
+        nbdi_clear_here(s, c->in_cursor, c->left);
     }
 }
 
@@ -2069,8 +2067,8 @@ static void nbdi_encode_request(nbd_client *c, const nbd_slot *s)
     uint64_t size = s->size;
     uint8_t *p;
     if (NBDI_RAWS && s->command == NBD_RAW) { // keeps both in the memory of the ranges
-        type = s->range[0][0];
-        flags = s->range[0][1];
+        type = s->edge[0];
+        flags = s->edge[1];
     } else {
         type = nbdi_rules[s->command].wire;
         if (nbdi_extended(c) && (nbdi_payload(s) || s->command == NBD_WRITE)) {
@@ -2308,7 +2306,7 @@ static int nbdi_option_piece(const nbd_client *c, uint32_t i, uint8_t *small, nb
     if (i == 0) {
         nbdi_put32(small, nbdi_client_flags(c));
         v->size = 4;
-        return c->flags_due;
+        return 1;
     }
     if (!c->option_due) return 0;
     if (i == 1) {
@@ -2382,17 +2380,16 @@ static void nbdi_ack_options(nbd_client *c, size_t bytes)
         c->out_done = 0;
         c->piece++;
     }
+    c->option_left = 0;
 }
 
 static int nbdi_pending(const nbd_client *c)
 {
-    uint8_t small[20];
-    nbd_iovec v;
     if (c->out_failed || !nbdi_alive(c) || c->state == NBDI_TLS) return 0;
     if (c->transmission) {
         return c->first != NBDI_NONE || c->disc == NBDI_DISC_DUE || c->head_sent != c->head_fill;
     }
-    return nbdi_option_piece(c, c->piece, small, &v);
+    return c->option_left;
 }
 
 static int nbdi_fixed(const nbd_client *c)
@@ -2416,6 +2413,7 @@ static void nbdi_start(nbd_client *c)
 {
     const nbd_option *option = &c->option;
     c->option_due = 1;
+    c->option_left = 1;
     c->found = 0;
     if (c->piece > 0) { // else the client flags are still on their way
         c->piece = 1;
@@ -2483,6 +2481,13 @@ static void nbdi_start_next(nbd_client *c)
     nbdi_start(c);
 }
 
+static void nbdi_about_option(const nbd_client *c, nbd_event *event)
+{
+    event->option = c->option.option;
+    event->server_error = c->reply_error;
+    event->error = nbdi_option_error(c->reply_error);
+}
+
 // The greeting, an option or the start of TLS is over: what is next?
 static int nbdi_haggle(nbd_client *c, nbd_event *event)
 {
@@ -2496,9 +2501,7 @@ static int nbdi_haggle(nbd_client *c, nbd_event *event)
         return NBDI_AGAIN;
     }
     event->type = NBD_EVENT_OPTION;
-    event->option = c->option.option;
-    event->server_error = c->reply_error;
-    event->error = nbdi_option_error(c->reply_error);
+    nbdi_about_option(c, event);
     return NBDI_EVENT;
 }
 
@@ -2541,21 +2544,20 @@ static uint32_t nbdi_direct(const nbd_client *c)
 
 /// Receiving: options ///
 
-static int nbdi_text(nbd_client *c, uint32_t kind, uint32_t length, uint32_t rest, uint32_t after)
+static int nbdi_skip(nbd_client *c, uint32_t bytes, uint32_t after)
 {
-    c->text_kind = (uint8_t)kind;
-    c->text_length = length;
-    c->text_left = length + rest;
+    c->skip_left = bytes;
     c->after = (uint8_t)after;
-    c->state = NBDI_TEXT;
+    c->state = NBDI_SKIP;
     return NBDI_AGAIN;
 }
 
-static int nbdi_skip(nbd_client *c, uint32_t bytes, uint32_t after)
+static int nbdi_text(nbd_client *c, uint32_t kind, uint32_t length, uint32_t after)
 {
-    c->text_left = bytes;
-    c->after = (uint8_t)after;
-    c->state = NBDI_SKIP;
+    nbdi_skip(c, 0, after);
+    c->text_kind = (uint8_t)kind;
+    c->text_length = length;
+    c->state = NBDI_TEXT;
     return NBDI_AGAIN;
 }
 
@@ -2573,7 +2575,7 @@ static int nbdi_step_text(nbd_client *c, nbd_event *event)
     uint32_t size = (uint32_t)nbdi_min(c->text_length, c->config.buffer_size - c->head_size);
     const uint8_t *p = nbdi_take(c, size);
     if (!p) return NBDI_WAIT;
-    c->text_left -= size;
+    c->skip_left += c->text_length - size;
     c->state = NBDI_SKIP;
     event->type = NBD_EVENT_TEXT;
     event->text_kind = c->text_kind;
@@ -2585,9 +2587,7 @@ static int nbdi_step_text(nbd_client *c, nbd_event *event)
         event->server_error = c->reply_error;
         event->error = nbdi_known_error(c->reply_error);
     } else {
-        event->option = c->option.option;
-        event->server_error = c->reply_error;
-        event->error = nbdi_option_error(c->reply_error);
+        nbdi_about_option(c, event);
     }
     if (NBDI_STATUSES && c->text_kind == NBD_TEXT_CONTEXT) {
         nbdi_note_context(c, p, size);
@@ -2598,10 +2598,10 @@ static int nbdi_step_text(nbd_client *c, nbd_event *event)
 
 static int nbdi_step_skip(nbd_client *c)
 {
-    uint32_t size = (uint32_t)nbdi_min(c->text_left, c->in_end - c->in_start);
+    uint32_t size = (uint32_t)nbdi_min(c->skip_left, c->in_end - c->in_start);
     c->in_start += size;
-    c->text_left -= size;
-    if (c->text_left) return NBDI_WAIT;
+    c->skip_left -= size;
+    if (c->skip_left) return NBDI_WAIT;
     c->state = c->after;
     return NBDI_AGAIN;
 }
@@ -2671,7 +2671,7 @@ NBDI_APART int nbdi_step_flags(nbd_client *c, const uint8_t *p, nbd_event *event
     if (nbdi_told(c, NBD_TLS_REQUIRE) && !nbdi_fixed(c)) {
         return nbdi_fail(c, NBD_ERR_TLS, NBDI_SAY("not fixed newstyle"));
     }
-    c->flags_due = 1;
+    c->option_left = 1;
     c->reply_error = 0;
     return nbdi_haggle(c, event);
 }
@@ -2708,7 +2708,7 @@ static int nbdi_step_option(nbd_client *c, const uint8_t *p)
     }
     c->reply_error = type & NBDI_REP_ERROR ? type : 0;
     if (c->reply_error && c->reply_length) {
-        return nbdi_text(c, NBD_TEXT_MESSAGE, c->reply_length, 0, NBDI_SETTLE);
+        return nbdi_text(c, NBD_TEXT_MESSAGE, c->reply_length, NBDI_SETTLE);
     }
     c->state = type == NBDI_REP_SERVER         ? NBDI_SERVER
                : type == NBDI_REP_INFO         ? NBDI_INFO
@@ -2726,12 +2726,12 @@ static int nbdi_step_server(nbd_client *c, const uint8_t *p)
         return nbdi_broken(c, NBDI_SAY("export name or description too long"));
     }
     c->reply_length -= 4 + length; // from here on: the description
-    return nbdi_text(c, NBD_TEXT_EXPORT, length, 0, NBDI_LISTED);
+    return nbdi_text(c, NBD_TEXT_EXPORT, length, NBDI_LISTED);
 }
 
 static int nbdi_step_listed(nbd_client *c)
 {
-    if (c->reply_length) return nbdi_text(c, NBD_TEXT_DESCRIPTION, c->reply_length, 0, NBDI_OPTION);
+    if (c->reply_length) return nbdi_text(c, NBD_TEXT_DESCRIPTION, c->reply_length, NBDI_OPTION);
     c->state = NBDI_OPTION;
     return NBDI_AGAIN;
 }
@@ -2744,7 +2744,7 @@ static int nbdi_step_context(nbd_client *c, const uint8_t *p)
         }
         c->config.contexts[c->found].id = nbdi_get32(p);
     }
-    return nbdi_text(c, NBD_TEXT_CONTEXT, c->reply_length - 4, 0, NBDI_OPTION);
+    return nbdi_text(c, NBD_TEXT_CONTEXT, c->reply_length - 4, NBDI_OPTION);
 }
 
 static int nbdi_step_info(nbd_client *c, const uint8_t *p)
@@ -2765,7 +2765,7 @@ static int nbdi_step_info(nbd_client *c, const uint8_t *p)
         }
         return nbdi_text(
             c, nbdi_get16(p) == NBDI_INFO_TYPE_NAME ? NBD_TEXT_NAME : NBD_TEXT_DESCRIPTION, length,
-            0, NBDI_OPTION);
+            NBDI_OPTION);
     default: return nbdi_skip(c, length, NBDI_OPTION);
     }
 }
@@ -2946,7 +2946,6 @@ static int nbdi_announce(nbd_client *c, uint32_t place, uint32_t size)
     int error = s->error ? s->error : nbdi_claim(s, place, place + size);
     s->error = (int16_t)error;
     c->drop = error != 0;
-    c->place = place;
     return error == 0;
 }
 
@@ -2982,7 +2981,7 @@ static int nbdi_begin_chunk(nbd_client *c, uint32_t state)
     return NBDI_AGAIN;
 }
 
-static int nbdi_status_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, uint64_t length)
+static int nbdi_status_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, size_t length)
 {
     int extended = nbdi_extended(c);
     uint32_t head = extended ? 8 : 4, each = extended ? 16 : 8;
@@ -2998,7 +2997,7 @@ static int nbdi_status_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, ui
     return nbdi_begin_chunk(c, NBDI_STATUS);
 }
 
-static int nbdi_content_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, uint64_t length)
+static int nbdi_content_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, size_t length)
 {
     if (s->command != NBD_READ) {
         return nbdi_broken(c, NBDI_SAY("content chunk, but no read"));
@@ -3007,14 +3006,14 @@ static int nbdi_content_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, u
         return length == 12 ? nbdi_begin_chunk(c, NBDI_HOLE)
                             : nbdi_broken(c, NBDI_SAY("hole chunk not 12 bytes"));
     }
-    if (length - 9 >= s->size) { // below 9 it wraps
+    if (length - 9 >= (size_t)s->size) { // below 9 it wraps
         return nbdi_broken(c, NBDI_SAY("data chunk empty or too long"));
     }
     c->reply_length = (uint32_t)(length - 8);
     return nbdi_begin_chunk(c, NBDI_OFFSET);
 }
 
-static int nbdi_chunk(nbd_client *c, nbd_event *event, uint64_t length)
+static int nbdi_chunk(nbd_client *c, nbd_event *event, size_t length)
 {
     const nbd_slot *s = nbdi_reply_slot(c);
     uint32_t type = c->reply_type;
@@ -3045,6 +3044,13 @@ static uint32_t nbdi_reply_size(const nbd_client *c, uint32_t magic)
     return magic == NBDI_MAGIC_SIMPLE ? 16 : 0;
 }
 
+// A length above the half of memory is too long for every kind of chunk, so it may be cut
+// to what is counted in size_t.
+static size_t nbdi_chunk_length(uint64_t length)
+{
+    return length < (size_t)-1 ? (size_t)length : (size_t)-1;
+}
+
 static int nbdi_step_reply(nbd_client *c, nbd_event *event)
 {
     const uint8_t *p = nbdi_at(c, c->in_start);
@@ -3063,7 +3069,8 @@ static int nbdi_step_reply(nbd_client *c, nbd_event *event)
     }
     c->reply_flags = nbdi_get16(p + 4);
     c->reply_type = nbdi_get16(p + 6);
-    return nbdi_chunk(c, event, size == 32 ? nbdi_get64(p + 24) : nbdi_get32(p + 16));
+    return nbdi_chunk(c, event,
+                      size == 32 ? nbdi_chunk_length(nbdi_get64(p + 24)) : nbdi_get32(p + 16));
 }
 
 // Whether [offset, offset + size) lies within the request.  An offset before it wraps to a
@@ -3089,7 +3096,6 @@ static int nbdi_step_data(nbd_client *c, nbd_event *event)
     uint32_t bytes = (uint32_t)nbdi_min(c->left, c->in_end - c->in_start);
     NBD_ASSERT(bytes == 0 || c->direct == 0); // payload in place comes before the read-ahead
     c->left -= bytes;
-    c->place += bytes;
     while (bytes) {
         nbd_iovec v = {NULL, bytes};
         if (!c->drop) {
@@ -3148,8 +3154,10 @@ static int nbdi_step_error(nbd_client *c, const uint8_t *p)
     } else {
         nbdi_server_error(c, c->reply_error);
     }
-    return message ? nbdi_text(c, NBD_TEXT_MESSAGE, message, rest, after)
-                   : nbdi_skip(c, rest, after);
+    if (!message) return nbdi_skip(c, rest, after);
+    nbdi_text(c, NBD_TEXT_MESSAGE, message, after);
+    c->skip_left = rest;
+    return NBDI_AGAIN;
 }
 
 static int nbdi_step_error_offset(nbd_client *c, const uint8_t *p)
@@ -3180,11 +3188,11 @@ static int nbdi_step_status(nbd_client *c, const uint8_t *p)
         return nbdi_broken(c, NBDI_SAY("metadata context not agreed on"));
     }
     word = nbdi_context_word(s, i);
-    if (*word >> i % 32 & 1u) {
+    if (!(*word >> i % 32 & 1u)) {
         return nbdi_broken(c, NBDI_SAY("metadata context twice"));
     }
-    *word |= (uint32_t)1 << i % 32;
-    s->range_count++;
+    *word -= (uint32_t)1 << i % 32;
+    s->edge_count--;
     c->found = i;
     c->place = 0;
     c->state = NBDI_EXTENT;
@@ -3494,22 +3502,18 @@ static int nbdi_check(const nbd_client *c, const nbd_op *op)
     return nbdi_check_range(c, op);
 }
 
-// The payload form of block status.  A context that is not asked for counts as
-// reported, so it is one too many if it comes.
+// The payload form of block status names the contexts; else it is all of them.
 static void nbdi_fill_status(const nbd_client *c, nbd_slot *s, const nbd_op *op)
 {
     uint8_t *p = (uint8_t *)op->buffer;
     uint32_t i;
-    memset(s->range, 0, sizeof s->range);
+    s->edge_count = op->contexts ? op->context_count : c->got.context_count;
+    memset(s->edge, op->contexts ? 0 : 0xff, sizeof s->edge);
     if (!op->contexts) return;
-    for (i = 0; i < c->got.context_count; i++) {
-        *nbdi_context_word(s, i) |= (uint32_t)1 << i % 32;
-    }
-    s->range_count = c->got.context_count - op->context_count;
     nbdi_put64(p, op->size);
     for (i = 0; i < op->context_count; i++) {
         uint32_t context = op->contexts[i];
-        *nbdi_context_word(s, context) &= ~((uint32_t)1 << context % 32);
+        *nbdi_context_word(s, context) |= (uint32_t)1 << context % 32;
         nbdi_put32(p + 8 + 4 * (size_t)i, c->config.contexts[context].id);
     }
     s->data.one.base = p;
@@ -3539,13 +3543,13 @@ static void nbdi_fill(const nbd_client *c, nbd_slot *s, const nbd_op *op)
     s->server_error = 0;
     s->error = 0;
     s->state = 0;
-    s->range_count = 0;
+    s->edge_count = 0;
     nbdi_fill_data(s, op);
     if (NBDI_STATUSES && op->command == NBD_BLOCK_STATUS) {
         nbdi_fill_status(c, s, op);
     } else if (NBDI_RAWS && op->command == NBD_RAW) {
-        s->range[0][0] = op->raw_type;
-        s->range[0][1] = op->flags;
+        s->edge[0] = op->raw_type;
+        s->edge[1] = op->flags;
     }
 }
 
@@ -3620,7 +3624,7 @@ int nbd_sent(nbd_client *client, ptrdiff_t result)
     c->out_offered = 0;
     c->out_blocked = result == 0 ? NBD_WANT_WRITE : nbdi_blocked(result);
     if (result > 0) {
-        c->counters.bytes_sent += (uint64_t)result;
+        c->counters.bytes_sent += (size_t)result;
         if (c->transmission) {
             nbdi_ack_requests(c, (size_t)result);
         } else {
@@ -3667,9 +3671,8 @@ int nbd_received(nbd_client *client, ptrdiff_t result)
     if (result > 0) {
         uint32_t placed = (uint32_t)nbdi_min((size_t)result, c->direct);
         nbdi_advance(nbdi_reply_slot(c), &c->in_cursor, placed);
-        c->counters.bytes_received += (uint64_t)result;
+        c->counters.bytes_received += (size_t)result;
         c->left -= placed;
-        c->place += placed;
         c->in_end += (uint32_t)((size_t)result - placed);
         NBD_ASSERT(c->in_end <= c->config.buffer_size);
     } else if (!c->in_blocked) {
