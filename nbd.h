@@ -603,6 +603,7 @@ typedef struct nbd_client {
     uint8_t handshake_flags; // the server's, as far as they count
     uint8_t automatic;       // options: next step of the automatic order
     uint8_t option_due;      // 1 while an option is under way
+    uint8_t header_size;     // of a request: 28, or 32 once extended headers are agreed on
     uint8_t option_left;     // 1 while some of the client flags or the option is unsent
     uint8_t export_seen;
     uint8_t out_blocked; // NBD_WANT_ bit that the transport asked for, or 0
@@ -629,7 +630,7 @@ typedef struct nbd_client {
     uint32_t in_end;
     uint32_t reply_length; // of the option reply, data or error chunk
     uint32_t reply_error;  // as sent
-    uint32_t left;         // bytes still to come: of DATA; in STATUS and EXTENT of the chunk
+    uint32_t left;         // bytes still to come: of DATA; in STATUS and EXTENT of extents
     uint32_t direct;       // bytes of payload memory on offer
     uint32_t skip_left;    // bytes still to be dropped, in TEXT those behind the text
     uint32_t text_length;
@@ -653,7 +654,7 @@ typedef struct nbd_client {
     nbd_option option;        // under way if option_due
     nbdi_cursor out_cursor;
     nbdi_cursor in_cursor;
-    uint64_t place; // of the next extent: in the request
+    uint64_t place; // of the next extent: bytes from the start of the export
     nbd_export got;
 } nbd_client;
 
@@ -1610,6 +1611,7 @@ NBDI_STATIC_ASSERT(ranges, NBD_RANGES >= 1 && NBD_RANGES <= 64);
 NBDI_STATIC_ASSERT(iovecs, NBD_IOVECS >= 2 && NBD_IOVECS <= 1024);
 NBDI_STATIC_ASSERT(stage, NBD_STAGE >= 1 && NBD_STAGE <= 65536);
 NBDI_STATIC_ASSERT(poll_bytes, NBD_POLL_BYTES >= 1);
+NBDI_STATIC_ASSERT(wants, NBD_WANT_READ == -NBD_IO_READ && NBD_WANT_WRITE == -NBD_IO_WRITE);
 #ifdef NBD_MBEDTLS
 NBDI_STATIC_ASSERT(tls_stage, NBD_TLS_STAGE >= 512 && NBD_TLS_STAGE <= 16384);
 #endif
@@ -1631,29 +1633,36 @@ NBDI_WITHIN uint64_t nbdi_get64(const uint8_t *p)
     return (uint64_t)nbdi_get32(p) << 32 | nbdi_get32(p + 4);
 }
 
-static void nbdi_spread(uint8_t *bytes, uint32_t value)
-{
-    bytes[0] = (uint8_t)(value >> 24);
-    bytes[1] = (uint8_t)(value >> 16);
-    bytes[2] = (uint8_t)(value >> 8);
-    bytes[3] = (uint8_t)value;
-}
-
-// By way of a local array: only so do compilers make one store of it.
+// Compilers see one store in eight of them only where nothing is known of the value, so
+// those that have a built-in function are told.
+#if defined(__GNUC__) && __GNUC__ >= 4 && defined(__BYTE_ORDER__) && \
+    __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 static inline void nbdi_put32(uint8_t *p, uint32_t value)
 {
-    uint8_t bytes[4];
-    nbdi_spread(bytes, value);
-    memcpy(p, bytes, sizeof bytes);
+    value = __builtin_bswap32(value);
+    memcpy(p, &value, sizeof value);
 }
 
 static inline void nbdi_put64(uint8_t *p, uint64_t value)
 {
-    uint8_t bytes[8];
-    nbdi_spread(bytes, (uint32_t)(value >> 32));
-    nbdi_spread(bytes + 4, (uint32_t)value);
-    memcpy(p, bytes, sizeof bytes);
+    value = __builtin_bswap64(value);
+    memcpy(p, &value, sizeof value);
 }
+#else
+static void nbdi_put32(uint8_t *p, uint32_t value)
+{
+    p[0] = (uint8_t)(value >> 24);
+    p[1] = (uint8_t)(value >> 16);
+    p[2] = (uint8_t)(value >> 8);
+    p[3] = (uint8_t)value;
+}
+
+static void nbdi_put64(uint8_t *p, uint64_t value)
+{
+    nbdi_put32(p, (uint32_t)(value >> 32));
+    nbdi_put32(p + 4, (uint32_t)value);
+}
+#endif
 
 static inline size_t nbdi_min(size_t a, size_t b)
 {
@@ -1746,37 +1755,39 @@ static void *nbdi_unconst(const void *p)
 // nothing is claimed then.
 static int nbdi_claim(nbd_slot *s, uint32_t from, uint32_t to)
 {
-    uint32_t count = s->edge_count, i = 0, joins;
-    uint32_t *edge = s->edge;
-    while (i < count && edge[i] <= from) {
-        i++;
+    uint32_t *end = s->edge + s->edge_count, *at = s->edge;
+    int joins, reaches;
+    while (at < end && *at <= from) {
+        at++;
     }
-    if (i % 2 || (i < count && edge[i] < to)) return NBD_ERR_OVERLAP;
-    joins = i && edge[i - 1] == from;
-    if (i < count && edge[i] == to) { // reaches the next range
-        if (!joins) {
-            edge[i] = from;
-            return 0;
-        }
+    if ((at - s->edge) % 2 || (at < end && *at < to)) return NBD_ERR_OVERLAP;
+    joins = at > s->edge && at[-1] == from;
+    reaches = at < end && *at == to;
+    if (joins && reaches) {
         s->edge_count -= 2;
-        memmove(&edge[i - 1], &edge[i + 1], (count - i - 1) * sizeof *edge);
-        return 0;
+        memmove(at - 1, at + 1, (size_t)(end - at - 1) * sizeof *at);
+    } else if (joins) {
+        at[-1] = to;
+    } else if (reaches) {
+        *at = from;
+    } else if (s->edge_count == 2 * NBD_RANGES) {
+        return NBD_ERR_FRAGMENTED;
+    } else {
+        s->edge_count += 2;
+        for (; end > at; end--) { // mostly none, so it is no call
+            end[1] = end[-1];
+        }
+        at[0] = from;
+        at[1] = to;
     }
-    if (joins) {
-        edge[i - 1] = to;
-        return 0;
-    }
-    if (count == 2 * NBD_RANGES) return NBD_ERR_FRAGMENTED;
-    s->edge_count += 2;
-    memmove(&edge[i + 2], &edge[i], (count - i) * sizeof *edge);
-    edge[i] = from;
-    edge[i + 1] = to;
     return 0;
 }
 
 static int nbdi_covered(const nbd_slot *s)
 {
-    return s->size == 0 || (s->edge_count == 2 && s->edge[0] == 0 && s->edge[1] == s->size);
+    size_t size = (size_t)s->size; // a read is bounded by memory
+    return (NBDI_RAWS && size == 0) ||
+           (s->edge_count == 2 && s->edge[0] == 0 && s->edge[1] == size);
 }
 
 // Clears what no content was announced for.
@@ -1821,9 +1832,9 @@ static int nbdi_known_error(uint32_t raw)
 // NBD_REP_ERR_UNSUP is 2^31 + 1 on the wire and -101 here, and so on.
 static int nbdi_option_error(uint32_t raw)
 {
-    uint32_t number = raw & ~NBDI_REP_ERROR;
+    uint32_t number = raw - (NBDI_REP_ERROR + 1);
     if (raw == 0) return 0;
-    return number >= 1 && number <= 10 ? -100 - (int)number : NBD_REP_ERR_OTHER;
+    return NBD_REP_ERR_UNSUP - (int)nbdi_min(number, NBD_REP_ERR_UNSUP - NBD_REP_ERR_OTHER);
 }
 
 // The first error wins.
@@ -1884,11 +1895,10 @@ static int nbdi_result(const nbd_client *c, const nbd_slot *s)
 
 // Leaves no byte in a failed read that the server did not send for that place.
 // A hole left untouched is not told from data, so then everything goes.
-static void nbdi_clear_missing(const nbd_client *c, const nbd_slot *s, uint32_t index)
+static void nbdi_clear_missing(const nbd_client *c, nbd_slot *s, uint32_t index)
 {
     if (s->state & NBDI_SPARED) {
-        nbdi_clear(s, 0, (size_t)s->size);
-        return;
+        s->edge_count = 0;
     }
     nbdi_clear_gaps(s);
     if (c->left && !c->drop && c->reply_slot == index) {
@@ -1917,7 +1927,9 @@ static int nbdi_finish(nbd_client *c, uint32_t index, nbd_event *event)
     s->next = c->free;
     c->free = (uint16_t)index;
     c->counters.in_flight--;
-    nbdi_wind_up(c);
+    if (c->closing) {
+        nbdi_wind_up(c);
+    }
     return NBDI_EVENT;
 }
 
@@ -1937,10 +1949,9 @@ static int nbdi_dead(nbd_client *c, nbd_event *event)
     return NBDI_EVENT;
 }
 
-// Begins the polite end, once nothing is due any more.
+// No new command is taken: begins the polite end, once nothing is due any more.
 static void nbdi_wind_up(nbd_client *c)
 {
-    if (!c->closing) return;
     if (c->state == NBDI_HAGGLE) {
         nbdi_abort(c);
     } else if (c->transmission && c->state == NBDI_REPLY && c->counters.in_flight == 0) {
@@ -1975,6 +1986,7 @@ static const char *nbdi_closed_where(const nbd_client *c)
 // connection.  What arrived before a failure has been parsed by now.
 static int nbdi_starved(nbd_client *c)
 {
+    int error = NBD_ERR_TRUNCATED;
     int send_only = c->out_failed && c->in_blocked && !c->in_offered;
     if (!nbdi_alive(c) || (!c->in_over && !send_only)) return 0;
     if (c->state == NBDI_CLOSING && c->out_offered) {
@@ -1982,12 +1994,13 @@ static int nbdi_starved(nbd_client *c)
     }
     if (c->state == NBDI_CLOSING && !c->out_failed && !nbdi_pending(c)) {
         c->state = NBDI_DEAD; // whatever the server does after DISC or ABORT is a clean end
-    } else if (c->in_over != NBDI_IN_EOF) {
-        nbdi_fail(c, NBD_ERR_TRANSPORT, nbdi_closed_where(c));
-    } else if (nbdi_at_boundary(c)) {
-        nbdi_fail(c, NBD_ERR_CLOSED, nbdi_closed_where(c));
     } else {
-        nbdi_fail(c, NBD_ERR_TRUNCATED, nbdi_closed_where(c));
+        if (c->in_over != NBDI_IN_EOF) {
+            error = NBD_ERR_TRANSPORT;
+        } else if (nbdi_at_boundary(c)) {
+            error = NBD_ERR_CLOSED;
+        }
+        nbdi_fail(c, error, nbdi_closed_where(c));
     }
     return 1;
 }
@@ -2042,12 +2055,12 @@ NBDI_APART size_t nbdi_payload(const nbd_slot *s)
 
 static int nbdi_extended(const nbd_client *c)
 {
-    return NBDI_EXTENDS && c->got.protocol == NBD_PROTOCOL_EXTENDED;
+    return NBDI_EXTENDS && c->header_size == 32;
 }
 
 static uint32_t nbdi_header_size(const nbd_client *c)
 {
-    return nbdi_extended(c) ? 32 : 28;
+    return NBDI_EXTENDS ? c->header_size : 28;
 }
 
 // Begins a header, returns where it goes on.
@@ -2076,14 +2089,13 @@ static void nbdi_encode_request(nbd_client *c, const nbd_slot *s)
             size = nbdi_payload(s);
         }
     }
+    if (!nbdi_extended(c)) { // the last 8 bytes are then a half of the offset, and the size
+        size |= s->offset << 32;
+    }
     p = nbdi_encode(c, flags << 16 | type);
     nbdi_put64(p, s->id);
     nbdi_put64(p + 8, s->offset);
-    if (nbdi_extended(c)) {
-        nbdi_put64(p + 16, size);
-    } else {
-        nbdi_put32(p + 16, (uint32_t)size);
-    }
+    nbdi_put64(p + nbdi_header_size(c) - 16, size);
 }
 
 // Writes as many headers as the header area holds.
@@ -2230,12 +2242,24 @@ static int nbdi_has_infos(uint32_t option)
     return option == NBD_OPTION_INFO || option == NBD_OPTION_GO;
 }
 
-NBDI_WITHIN nbd_iovec nbdi_string(const char *text)
+static nbd_iovec nbdi_string(const char *text)
 {
     nbd_iovec v;
     v.base = nbdi_unconst(text);
-    v.size = text ? strlen(text) : 0;
+    v.size = strlen(text);
     return v;
+}
+
+// A name as it is kept in an nbd_option.
+static const char *nbdi_name(const char *name)
+{
+    return name ? name : "";
+}
+
+// The number of the option if its payload is made here, 0 if it is the caller's.
+static uint32_t nbdi_made(const nbd_option *o)
+{
+    return o->data ? 0 : o->option;
 }
 
 #define NBDI_TOO_LONG 0xffffffffu
@@ -2243,7 +2267,7 @@ NBDI_WITHIN nbd_iovec nbdi_string(const char *text)
 // Length of the option data, or NBDI_TOO_LONG: a string is, or the whole does not fit 32 bits.
 static uint32_t nbdi_option_length(const nbd_option *o)
 {
-    size_t length = nbdi_names_export(o->option) ? nbdi_string(o->name).size : 0;
+    size_t length = nbdi_names_export(o->option) ? strlen(o->name) : 0;
     uint32_t i;
     if (o->data) return o->data_size;
     if (length > NBDI_STRING_MAX) return NBDI_TOO_LONG;
@@ -2253,7 +2277,7 @@ static uint32_t nbdi_option_length(const nbd_option *o)
     if (nbdi_has_queries(o->option)) {
         length += 8;
         for (i = 0; i < o->query_count; i++) {
-            size_t size = nbdi_string(o->queries[i]).size;
+            size_t size = strlen(o->queries[i]);
             if (size > NBDI_STRING_MAX || length > NBDI_TOO_LONG - 4 - NBDI_STRING_MAX) {
                 return NBDI_TOO_LONG;
             }
@@ -2273,15 +2297,15 @@ static uint32_t nbdi_put_option(const nbd_option *o, uint8_t *p)
     nbdi_put64(p, NBDI_MAGIC_OPTION);
     nbdi_put32(p + 8, o->option);
     nbdi_put32(p + 12, nbdi_option_length(o));
-    if (o->data || o->option == NBD_OPTION_EXPORT_NAME || !nbdi_names_export(o->option)) return 16;
-    nbdi_put32(p + 16, (uint32_t)nbdi_string(o->name).size);
+    if (o->option == NBD_OPTION_EXPORT_NAME || !nbdi_names_export(nbdi_made(o))) return 16;
+    nbdi_put32(p + 16, (uint32_t)strlen(o->name));
     return 20;
 }
 
 // What stands behind the name.
 static uint32_t nbdi_put_after_name(const nbd_option *o, uint8_t *p)
 {
-    if (!o->data && nbdi_has_infos(o->option)) {
+    if (nbdi_has_infos(nbdi_made(o))) {
         static const uint8_t three[] = {0, 3,
                                         0, NBDI_INFO_TYPE_NAME,
                                         0, NBDI_INFO_TYPE_DESCRIPTION,
@@ -2289,7 +2313,7 @@ static uint32_t nbdi_put_after_name(const nbd_option *o, uint8_t *p)
         memcpy(p, three, sizeof three);
         return sizeof three;
     }
-    if (!o->data && nbdi_has_queries(o->option)) {
+    if (nbdi_has_queries(nbdi_made(o))) {
         nbdi_put32(p, o->query_count);
         return 4;
     }
@@ -2315,10 +2339,10 @@ static int nbdi_option_piece(const nbd_client *c, uint32_t i, uint8_t *small, nb
         v->base = nbdi_unconst(o->data);
         v->size = o->data_size;
     } else if (i == 2) {
-        *v = nbdi_string(nbdi_names_export(o->option) ? o->name : NULL);
+        if (nbdi_names_export(o->option)) *v = nbdi_string(o->name);
     } else if (i == 3) {
         v->size = nbdi_put_after_name(o, small);
-    } else if (o->data || !nbdi_has_queries(o->option) || (i - 4) / 2 >= o->query_count) {
+    } else if (!nbdi_has_queries(nbdi_made(o)) || (i - 4) / 2 >= o->query_count) {
         return 0;
     } else {
         *v = nbdi_string(o->queries[(i - 4) / 2]);
@@ -2423,7 +2447,7 @@ static void nbdi_start(nbd_client *c)
         c->got.context_count = 0;
         c->context_name = option->name;
     }
-    if (nbdi_names_export(option->option) && !nbdi_has_queries(option->option)) {
+    if (option->option == NBD_OPTION_EXPORT_NAME || nbdi_has_infos(option->option)) {
         nbdi_forget_export(c);
     }
     c->state = option->option == NBD_OPTION_EXPORT_NAME ? NBDI_NAME : NBDI_OPTION;
@@ -2475,7 +2499,7 @@ static void nbdi_start_next(nbd_client *c)
         c->automatic++;
     }
     c->option.option = order[c->automatic++];
-    c->option.name = c->config.export_name;
+    c->option.name = nbdi_name(c->config.export_name);
     c->option.queries = c->config.queries;
     c->option.query_count = c->config.query_count;
     nbdi_start(c);
@@ -2656,7 +2680,7 @@ static int nbdi_step_old(nbd_client *c, const uint8_t *p, nbd_event *event)
     if (nbdi_told(c, NBD_TLS_REQUIRE)) {
         return nbdi_fail(c, NBD_ERR_TLS, NBDI_SAY("oldstyle server"));
     }
-    if (nbdi_string(c->config.export_name).size) {
+    if (*nbdi_name(c->config.export_name)) {
         return nbdi_fail(c, NBD_ERR_OLDSTYLE, NBDI_SAY("an export name is wanted"));
     }
     nbdi_set_export(c, p, nbdi_get16(p + 10));
@@ -2719,13 +2743,11 @@ static int nbdi_step_option(nbd_client *c, const uint8_t *p)
 
 static int nbdi_step_server(nbd_client *c, const uint8_t *p)
 {
-    uint32_t length;
-    length = nbdi_get32(p);
-    if (length > c->reply_length - 4 || length > NBDI_STRING_MAX ||
-        c->reply_length - 4 - length > NBDI_STRING_MAX) {
+    uint32_t length = nbdi_get32(p), description = c->reply_length - 4 - length;
+    if (length > NBDI_STRING_MAX || description > NBDI_STRING_MAX) { // below 0 it has wrapped
         return nbdi_broken(c, NBDI_SAY("export name or description too long"));
     }
-    c->reply_length -= 4 + length; // from here on: the description
+    c->reply_length = description;
     return nbdi_text(c, NBD_TEXT_EXPORT, length, NBDI_LISTED);
 }
 
@@ -2814,8 +2836,11 @@ static int nbdi_step_name(nbd_client *c, const uint8_t *p)
 
 static int nbdi_same_name(const char *a, const char *b)
 {
-    nbd_iovec x = nbdi_string(a), y = nbdi_string(b);
-    return x.size == y.size && (x.size == 0 || memcmp(x.base, y.base, x.size) == 0);
+    while (*a && *a == *b) {
+        a++;
+        b++;
+    }
+    return *a == *b;
 }
 
 static int nbdi_accept(nbd_client *c, nbd_event *event)
@@ -2833,7 +2858,11 @@ static int nbdi_accept(nbd_client *c, nbd_event *event)
         c->state = NBDI_TLS;
         event->type = NBD_EVENT_STARTTLS;
         return NBDI_EVENT;
-    case NBD_OPTION_EXTENDED_HEADERS: c->got.protocol = NBD_PROTOCOL_EXTENDED; break;
+    case NBD_OPTION_EXTENDED_HEADERS:
+        if (!NBDI_EXTENDS) break;
+        c->got.protocol = NBD_PROTOCOL_EXTENDED;
+        c->header_size = 32;
+        break;
     case NBD_OPTION_STRUCTURED_REPLY:
         if (c->got.protocol == NBD_PROTOCOL_SIMPLE) {
             c->got.protocol = NBD_PROTOCOL_STRUCTURED;
@@ -2984,16 +3013,16 @@ static int nbdi_begin_chunk(nbd_client *c, uint32_t state)
 static int nbdi_status_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, size_t length)
 {
     int extended = nbdi_extended(c);
-    uint32_t head = extended ? 8 : 4, each = extended ? 16 : 8;
+    uint32_t each = extended ? 16 : 8;
+    size_t left = length - each / 2; // behind context and count; below 0 it wraps
     if (!NBDI_STATUSES || s->command != NBD_BLOCK_STATUS ||
         type != (extended ? NBDI_CHUNK_STATUS_EXT : NBDI_CHUNK_STATUS)) {
         return nbdi_broken(c, NBDI_SAY("block status chunk of wrong kind"));
     }
-    if (length < head + each || length > head + each * NBDI_EXTENTS_MAX ||
-        ((uint32_t)length - head) & (each - 1)) {
+    if (left - 1 >= (size_t)each * NBDI_EXTENTS_MAX || left & (each - 1)) {
         return nbdi_broken(c, NBDI_SAY("block status chunk of wrong length"));
     }
-    c->left = (uint32_t)length;
+    c->left = (uint32_t)left;
     return nbdi_begin_chunk(c, NBDI_STATUS);
 }
 
@@ -3136,17 +3165,20 @@ static int nbdi_step_hole(nbd_client *c, const uint8_t *p, nbd_event *event)
 // What stands behind the message of an error chunk must be as long as its type says.
 static int nbdi_step_error(nbd_client *c, const uint8_t *p)
 {
-    uint32_t message, rest,
-        after = c->reply_type == NBDI_CHUNK_ERROR_OFFSET ? NBDI_ERROR_OFFSET : NBDI_END;
+    uint32_t message = nbdi_get16(p + 4), rest = c->reply_length - 6 - message;
+    uint32_t wanted = rest, after = NBDI_END;
     c->reply_error = nbdi_get32(p);
-    message = nbdi_get16(p + 4);
     if (c->reply_error == 0) return nbdi_broken(c, NBDI_SAY("error chunk with error 0"));
-    if (message > c->reply_length - 6 || message > NBDI_STRING_MAX) {
+    if (rest > c->reply_length || message > NBDI_STRING_MAX) { // below 0 it has wrapped
         return nbdi_broken(c, NBDI_SAY("error message too long"));
     }
-    rest = c->reply_length - 6 - message;
-    if ((c->reply_type == NBDI_CHUNK_ERROR && rest != 0) ||
-        (c->reply_type == NBDI_CHUNK_ERROR_OFFSET && rest != 8)) {
+    if (c->reply_type == NBDI_CHUNK_ERROR) {
+        wanted = 0;
+    } else if (c->reply_type == NBDI_CHUNK_ERROR_OFFSET) {
+        wanted = 8;
+        after = NBDI_ERROR_OFFSET;
+    }
+    if (rest != wanted) {
         return nbdi_broken(c, NBDI_SAY("error chunk not as long as its type"));
     }
     if (after == NBDI_ERROR_OFFSET) {
@@ -3175,11 +3207,9 @@ static int nbdi_step_error_offset(nbd_client *c, const uint8_t *p)
 
 static int nbdi_step_status(nbd_client *c, const uint8_t *p)
 {
-    int extended = nbdi_extended(c);
     nbd_slot *s = nbdi_reply_slot(c);
     uint32_t i, *word;
-    c->left -= extended ? 8 : 4;
-    if (extended && nbdi_get32(p + 4) != c->left / 16) {
+    if (nbdi_extended(c) && nbdi_get32(p + 4) != c->left / 16) {
         return nbdi_broken(c, NBDI_SAY("wrong number of extents"));
     }
     for (i = 0; i < c->got.context_count && c->config.contexts[i].id != nbdi_get32(p); i++) {
@@ -3194,7 +3224,7 @@ static int nbdi_step_status(nbd_client *c, const uint8_t *p)
     *word -= (uint32_t)1 << i % 32;
     s->edge_count--;
     c->found = i;
-    c->place = 0;
+    c->place = s->offset;
     c->state = NBDI_EXTENT;
     return NBDI_AGAIN;
 }
@@ -3203,9 +3233,10 @@ static int nbdi_step_status(nbd_client *c, const uint8_t *p)
 // and it does not exceed the request.  None runs past 2^64.
 static int nbdi_extent_ok(const nbd_client *c, const nbd_slot *s, uint64_t size, int last)
 {
-    if (size == 0 || c->place >= s->size || size > UINT64_MAX - s->offset - c->place) return 0;
-    if (s->flags & NBD_REQ_ONE) return last && size <= s->size;
-    return last || size < s->size - c->place;
+    uint64_t left = s->size - (c->place - s->offset);
+    if (size == 0 || left == 0 || size > UINT64_MAX - c->place) return 0;
+    if (s->flags & NBD_REQ_ONE) return last && size <= left;
+    return last || size < left;
 }
 
 static int nbdi_step_extent(nbd_client *c, const uint8_t *p, nbd_event *event)
@@ -3224,7 +3255,7 @@ static int nbdi_step_extent(nbd_client *c, const uint8_t *p, nbd_event *event)
     }
     event->type = NBD_EVENT_EXTENT;
     nbdi_about(event, s);
-    event->offset = s->offset + c->place;
+    event->offset = c->place;
     event->size = size;
     event->flags = flags;
     event->context = c->found;
@@ -3331,7 +3362,7 @@ static int nbdi_names_ok(const nbd_config *config)
     nbd_option o;
     memset(&o, 0, sizeof o);
     o.option = NBD_OPTION_SET_META_CONTEXT;
-    o.name = config->export_name;
+    o.name = nbdi_name(config->export_name);
     o.queries = config->queries;
     o.query_count = config->query_count;
     return nbdi_option_length(&o) != NBDI_TOO_LONG;
@@ -3342,20 +3373,23 @@ static void nbdi_forget_session(nbd_client *c)
 {
     memset(c, 0, offsetof(nbd_client, config));
     memset(&c->transport, 0, sizeof *c - offsetof(nbd_client, transport));
-    c->detail = "";
+    c->detail = c->context_name = "";
+    c->header_size = 28;
     c->first = c->unsent = c->last = c->done = NBDI_NONE;
     c->in_start = c->in_end = c->head_size;
 }
 
 static void nbdi_free_slots(nbd_client *c)
 {
-    uint32_t i;
-    for (i = 0; i < c->config.slot_count; i++) {
-        c->config.slots[i].id = 0;
-        c->config.slots[i].state = 0;
-        c->config.slots[i].next = (uint16_t)(i + 1 < c->config.slot_count ? i + 1 : NBDI_NONE);
+    uint32_t i = c->config.slot_count;
+    c->free = NBDI_NONE;
+    while (i--) {
+        nbd_slot *s = &c->config.slots[i];
+        s->id = 0;
+        s->state = 0;
+        s->next = c->free;
+        c->free = (uint16_t)i;
     }
-    c->free = 0;
 }
 
 int nbd_init_checked(nbd_client *client, const nbd_config *config, size_t client_size,
@@ -3426,7 +3460,7 @@ static int nbdi_pieces_ok(const nbd_op *op)
         if (op->iov[i].size > left) return 0;
         left -= op->iov[i].size;
     }
-    return !op->buffer && !op->data && left == 0;
+    return left == 0;
 }
 
 // Each index once, and room for what is sent.
@@ -3439,20 +3473,29 @@ static int nbdi_contexts_ok(const nbd_client *c, const nbd_op *op)
             if (op->contexts[i] == op->contexts[j]) return 0;
         }
     }
-    return op->buffer && op->context_count > 0;
+    return op->context_count > 0;
+}
+
+// 1 with a buffer, 2 with data, 3 with both: a READ has 1, which is its number, a WRITE 2.
+static uint32_t nbdi_memory_of(const nbd_op *op)
+{
+    uint32_t memory = op->buffer ? NBD_READ : 0;
+    return op->data ? memory | NBD_WRITE : memory;
 }
 
 static int nbdi_memory_ok(const nbd_client *c, const nbd_op *op)
 {
-    if (nbdi_carries_data(op->command) && op->iov) return nbdi_pieces_ok(op);
+    uint32_t memory = nbdi_memory_of(op);
+    uint32_t wanted = nbdi_carries_data(op->command) ? op->command : 0;
+    if (wanted && op->iov) return !memory && nbdi_pieces_ok(op);
     if (op->iov || op->iov_count) return 0;
     if (NBDI_RAWS && op->command == NBD_RAW) {
         return op->raw_type <= 0xffffu && !op->buffer && (!op->data || op->size <= NBDI_DATA_MOST);
     }
-    if (!op->data != (op->command != NBD_WRITE)) return 0;
-    if (NBDI_STATUSES && op->command == NBD_BLOCK_STATUS && op->contexts)
-        return nbdi_contexts_ok(c, op);
-    return !op->buffer == (op->command != NBD_READ);
+    if (NBDI_STATUSES && op->command == NBD_BLOCK_STATUS && op->contexts) {
+        return memory == NBD_READ && nbdi_contexts_ok(c, op);
+    }
+    return memory == wanted;
 }
 
 // 32 bits bound a read in every mode, since its proof counts in 32 bits; half of memory
@@ -3522,14 +3565,14 @@ static void nbdi_fill_status(const nbd_client *c, nbd_slot *s, const nbd_op *op)
 
 NBDI_APART void nbdi_fill_data(nbd_slot *s, const nbd_op *op)
 {
-    int sends = op->command == NBD_WRITE || op->command == NBD_RAW;
-    s->iov_count = op->iov ? op->iov_count : 0;
+    void *base = op->data ? nbdi_unconst(op->data) : op->buffer; // one of them at most
+    s->iov_count = op->iov_count;
     if (s->iov_count) {
         s->data.many = op->iov;
         return;
     }
-    s->data.one.base = sends ? nbdi_unconst(op->data) : op->buffer;
-    s->data.one.size = s->data.one.base ? (size_t)op->size : 0;
+    s->data.one.base = base;
+    s->data.one.size = base ? (size_t)op->size : 0;
 }
 
 static void nbdi_fill(const nbd_client *c, nbd_slot *s, const nbd_op *op)
@@ -3608,18 +3651,18 @@ unsigned nbd_outgoing(nbd_client *client, nbd_iovec *iov, unsigned count, unsign
     return offer.count;
 }
 
-// What a hook says about waiting, as NBD_WANT_ bits; 0 for a failure.
+// What a hook says about waiting, as NBD_WANT_ bits (the same numbers, negated); else 0.
 static uint8_t nbdi_blocked(ptrdiff_t result)
 {
-    if (result == NBD_IO_READ) return NBD_WANT_READ;
-    return result == NBD_IO_WRITE ? NBD_WANT_WRITE : 0;
+    size_t wants = (size_t)0 - (size_t)result;
+    return (uint8_t)(wants <= NBD_WANT_WRITE ? wants : 0);
 }
 
 int nbd_sent(nbd_client *client, ptrdiff_t result)
 {
     nbd_client *c = client;
     if (!c->out_offered) return NBD_ERR_STATE;
-    if (result > 0 && (size_t)result > c->out_offered) return NBD_ERR_ARG;
+    if (result > (ptrdiff_t)c->out_offered) return NBD_ERR_ARG;
     c->counters.sends++;
     c->out_offered = 0;
     c->out_blocked = result == 0 ? NBD_WANT_WRITE : nbdi_blocked(result);
@@ -3665,7 +3708,7 @@ int nbd_received(nbd_client *client, ptrdiff_t result)
 {
     nbd_client *c = client;
     if (!c->in_offered) return NBD_ERR_STATE;
-    if (result > 0 && (size_t)result > c->in_offered) return NBD_ERR_ARG;
+    if (result > (ptrdiff_t)c->in_offered) return NBD_ERR_ARG;
     c->counters.receives++;
     c->in_blocked = nbdi_blocked(result);
     if (result > 0) {
@@ -3812,17 +3855,25 @@ int nbd_next(nbd_client *client, nbd_event *event)
     return step == NBDI_EVENT;
 }
 
+// What a direction with something to do waits for.
+static unsigned nbdi_waits_for(unsigned blocked, size_t offered, unsigned ready)
+{
+    if (blocked) return blocked;
+    return offered ? ready : ready | NBD_WANT_NOW;
+}
+
 unsigned nbd_wants(const nbd_client *client)
 {
     const nbd_client *c = client;
-    unsigned wants = c->fresh ? NBD_WANT_NOW : 0;
+    unsigned wants = 0;
+    if (c->fresh) {
+        wants = NBD_WANT_NOW;
+    }
     if (nbdi_takes_input(c)) {
-        wants |= c->in_blocked ? c->in_blocked : NBD_WANT_READ;
-        wants |= c->in_blocked || c->in_offered ? 0 : NBD_WANT_NOW;
+        wants |= nbdi_waits_for(c->in_blocked, c->in_offered, NBD_WANT_READ);
     }
     if (nbdi_pending(c) || nbdi_unfinished(c)) {
-        wants |= c->out_blocked ? c->out_blocked : NBD_WANT_WRITE;
-        wants |= c->out_blocked || c->out_offered ? 0 : NBD_WANT_NOW;
+        wants |= nbdi_waits_for(c->out_blocked, c->out_offered, NBD_WANT_WRITE);
     }
     return wants;
 }
@@ -3897,8 +3948,9 @@ int nbd_negotiate(nbd_client *client, const nbd_option *option)
         c->got.protocol == NBD_PROTOCOL_SIMPLE) {
         return NBD_ERR_UNSUPPORTED;
     }
-    if (nbdi_option_length(option) == NBDI_TOO_LONG) return NBD_ERR_NAME;
     c->option = *option;
+    c->option.name = nbdi_name(option->name);
+    if (nbdi_option_length(&c->option) == NBDI_TOO_LONG) return NBD_ERR_NAME;
     nbdi_start(c);
     return 0;
 }
@@ -3917,9 +3969,10 @@ int nbd_starttls(nbd_client *client, const nbd_transport *transport)
     }
     c->transport = transport;
     c->got.protocol = NBD_PROTOCOL_SIMPLE;
+    c->header_size = 28;
     c->got.context_count = 0;
     c->got.tls = 1;
-    c->context_name = NULL;
+    c->context_name = "";
     nbdi_forget_export(c);
     c->in_blocked = c->out_blocked = 0;
     c->state = NBDI_HAGGLE;

@@ -603,6 +603,7 @@ static void ready_for_status(void)
 {
     ready(0);
     client.got.protocol = NBD_PROTOCOL_EXTENDED;
+    client.header_size = 32;
     client.got.flags |= NBD_OFFERS_STATUS_PAYLOAD;
     client.got.context_count = 2;
 }
@@ -677,6 +678,7 @@ static void offer_stays_below_half_of_memory(void)
 
     ready(0);
     client.got.protocol = NBD_PROTOCOL_EXTENDED;
+    client.header_size = 32;
     op.data = memory;
     CHECK_EQUAL(nbd_issue(&client, &op, NULL), 0);
     CHECK_EQUAL(nbd_issue(&client, &op, NULL), 0);
