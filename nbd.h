@@ -1391,7 +1391,7 @@ extern "C" {
 //   SERVER       4: length of a name                TEXT, then LISTED
 //   LISTED       nothing                            TEXT, OPTION
 //   CONTEXT      4: number of a metadata context    TEXT
-//   NAME         10 or 134: size, flags, zeroes     SETTLE
+//   NAME         10: size, flags                    SKIP (zeroes), then SETTLE
 //   TEXT         a text, or what the buffer holds   SKIP
 //   SKIP         a counted run, dropped             `after`
 //   SETTLE       nothing; the final reply is in,    OPTION, NAME, HAGGLE, TLS, REPLY,
@@ -2825,12 +2825,8 @@ static int nbdi_step_info_block(nbd_client *c, const uint8_t *p)
 // The reply to EXPORT_NAME has no header.
 static int nbdi_step_name(nbd_client *c, const uint8_t *p)
 {
-    if (!(c->handshake_flags & NBDI_NO_ZEROES) && !nbdi_take(c, 124)) {
-        c->in_start -= 10; // all of it or nothing
-        return NBDI_WAIT;
-    }
     c->reply_error = 0;
-    c->state = NBDI_SETTLE;
+    nbdi_skip(c, c->handshake_flags & NBDI_NO_ZEROES ? 0 : 124, NBDI_SETTLE);
     return nbdi_set_export(c, p, nbdi_get16(p + 8));
 }
 
