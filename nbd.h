@@ -101,10 +101,21 @@
 //   NBD_NO_OLDSTYLE     gives oldstyle servers up with NBD_ERR_OLDSTYLE
 //   NBD_NO_TLS          leaves out STARTTLS
 //   NBD_NO_RAW          leaves out NBD_RAW and the NBD_UNCHECKED_ flags
-//   NBD_MINIMAL         all of these and NBD_NO_TEXT: for reading, writing and flushing with
+//   NBD_NO_SPARSE       leaves out NBD_SPARSE
+//   NBD_NO_IOV          leaves out requests in pieces: nbd_op.iov is NULL
+//   NBD_NO_MESSAGES     skips what the server says in words: no TEXT events; implies
+//                       NBD_NO_NEGOTIATE and NBD_NO_BLOCK_STATUS
+//   NBD_NO_GO           opens the export by EXPORT_NAME, not by GO, which no server has to
+//                       know.  But then none tells its block sizes (1, 4096 and 32 MiB
+//                       count: keep to 512 or 4096 yourself), one that refuses just hangs
+//                       up, and one that insists on telling them does so too.  Implies
+//                       NBD_NO_NEGOTIATE and NBD_NO_EXTENDED_HEADERS
+//   NBD_NO_COUNTERS     leaves all of nbd_counters but in_flight at 0
+//   NBD_MINIMAL         all of these from NBD_NO_NEGOTIATE on, NBD_NO_TEXT, and NBD_RANGES
+//                       is 1 unless you say more: for reading, writing and flushing with
 //                       simple or structured replies
-//                       What is left out by one of the last seven is refused: a flag with
-//                       NBD_ERR_ARG, a command too.
+//                       What they leave out is refused: a flag, a command and pieces with
+//                       NBD_ERR_ARG.
 //   NBD_MBEDTLS      adds TLS by mbedTLS 2.28 or 3.6
 //   NBD_TLS_STAGE    bytes in nbd_tls that a header and the data behind it are joined in,
 //                    to leave in one record; 512 to 16384, default 4096
@@ -149,14 +160,49 @@
 #endif
 #endif
 
+// Undefined first: they may have been defined with another value.
 #ifdef NBD_MINIMAL
+#undef NBD_NO_NEGOTIATE
 #define NBD_NO_NEGOTIATE
+#undef NBD_NO_BLOCK_STATUS
 #define NBD_NO_BLOCK_STATUS
+#undef NBD_NO_EXTENDED_HEADERS
 #define NBD_NO_EXTENDED_HEADERS
+#undef NBD_NO_OLDSTYLE
 #define NBD_NO_OLDSTYLE
+#undef NBD_NO_TLS
 #define NBD_NO_TLS
+#undef NBD_NO_RAW
 #define NBD_NO_RAW
+#undef NBD_NO_SPARSE
+#define NBD_NO_SPARSE
+#undef NBD_NO_IOV
+#define NBD_NO_IOV
+#undef NBD_NO_MESSAGES
+#define NBD_NO_MESSAGES
+#undef NBD_NO_GO
+#define NBD_NO_GO
+#undef NBD_NO_COUNTERS
+#define NBD_NO_COUNTERS
+#undef NBD_NO_TEXT
 #define NBD_NO_TEXT
+#ifndef NBD_RANGES
+#define NBD_RANGES 1
+#endif
+#endif
+
+#ifdef NBD_NO_GO
+#undef NBD_NO_NEGOTIATE
+#define NBD_NO_NEGOTIATE
+#undef NBD_NO_EXTENDED_HEADERS
+#define NBD_NO_EXTENDED_HEADERS
+#endif
+
+#ifdef NBD_NO_MESSAGES
+#undef NBD_NO_NEGOTIATE
+#define NBD_NO_NEGOTIATE
+#undef NBD_NO_BLOCK_STATUS
+#define NBD_NO_BLOCK_STATUS
 #endif
 
 #ifdef NBD_STATIC
@@ -1582,6 +1628,32 @@ enum nbdi_step { NBDI_WAIT, NBDI_AGAIN, NBDI_EVENT };
 #define NBDI_RAWS 1
 #endif
 
+#ifdef NBD_NO_SPARSE
+#define NBDI_SPARES 0
+#else
+#define NBDI_SPARES 1
+#endif
+#ifdef NBD_NO_IOV
+#define NBDI_GATHERS 0
+#else
+#define NBDI_GATHERS 1
+#endif
+#ifdef NBD_NO_MESSAGES
+#define NBDI_TELLS 0
+#else
+#define NBDI_TELLS 1
+#endif
+#ifdef NBD_NO_GO
+#define NBDI_GOES 0
+#else
+#define NBDI_GOES 1
+#endif
+#ifdef NBD_NO_COUNTERS
+#define NBDI_COUNTS 0
+#else
+#define NBDI_COUNTS 1
+#endif
+
 // The bits of nbd_config.flags that are known.
 #define NBDI_CONFIG_FLAGS \
     (0x0007u | NBDI_NEGOTIATES * NBD_NEGOTIATE | \
@@ -1687,7 +1759,7 @@ static inline uint8_t *nbdi_at(const nbd_client *c, uint32_t place)
 
 static inline nbd_iovec nbdi_entry(const nbd_slot *s, uint32_t index)
 {
-    return s->iov_count ? s->data.many[index] : s->data.one;
+    return NBDI_GATHERS && s->iov_count ? s->data.many[index] : s->data.one;
 }
 
 // The memory in one piece at the cursor, at most `most` bytes; the cursor moves
@@ -1696,12 +1768,12 @@ static inline nbd_iovec nbdi_entry(const nbd_slot *s, uint32_t index)
 static inline nbd_iovec nbdi_piece(const nbd_slot *s, nbdi_cursor *cursor, size_t most)
 {
     nbd_iovec v = nbdi_entry(s, cursor->index);
-    while (cursor->skip == v.size) {
+    while (NBDI_GATHERS && cursor->skip == v.size) {
         cursor->skip = 0;
         v = nbdi_entry(s, ++cursor->index);
     }
     v.base = (uint8_t *)v.base + cursor->skip;
-    v.size = nbdi_min(v.size - cursor->skip, most);
+    v.size = NBDI_GATHERS ? nbdi_min(v.size - cursor->skip, most) : most;
     cursor->skip += v.size;
     return v;
 }
@@ -1763,7 +1835,7 @@ static int nbdi_claim(nbd_slot *s, uint32_t from, uint32_t to)
     if ((at - s->edge) % 2 || (at < end && *at < to)) return NBD_ERR_OVERLAP;
     joins = at > s->edge && at[-1] == from;
     reaches = at < end && *at == to;
-    if (joins && reaches) {
+    if (NBD_RANGES > 1 && joins && reaches) {
         s->edge_count -= 2;
         memmove(at - 1, at + 1, (size_t)(end - at - 1) * sizeof *at);
     } else if (joins) {
@@ -1774,7 +1846,7 @@ static int nbdi_claim(nbd_slot *s, uint32_t from, uint32_t to)
         return NBD_ERR_FRAGMENTED;
     } else {
         s->edge_count += 2;
-        for (; end > at; end--) { // mostly none, so it is no call
+        for (; NBD_RANGES > 1 && end > at; end--) { // mostly none, so it is no call
             end[1] = end[-1];
         }
         at[0] = from;
@@ -1897,7 +1969,7 @@ static int nbdi_result(const nbd_client *c, const nbd_slot *s)
 // A hole left untouched is not told from data, so then everything goes.
 static void nbdi_clear_missing(const nbd_client *c, nbd_slot *s, uint32_t index)
 {
-    if (s->state & NBDI_SPARED) {
+    if (NBDI_SPARES && (s->state & NBDI_SPARED)) {
         s->edge_count = 0;
     }
     nbdi_clear_gaps(s);
@@ -2016,7 +2088,7 @@ typedef struct nbdi_rule {
 // By enum nbd_command.  Chapters "Request types" and "Command flags".
 static const nbdi_rule nbdi_rules[] = {
     {0, 0, 0},
-    {0, NBD_DF | NBD_NO_INIT | NBD_SPARSE, 0},
+    {0, NBD_DF | NBD_NO_INIT | NBDI_SPARES *NBD_SPARSE, 0},
     {1, NBD_FUA, 0},
     {3, 0, NBD_OFFERS_FLUSH},
     {4, NBD_FUA, NBD_OFFERS_TRIM},
@@ -2239,7 +2311,7 @@ static int nbdi_has_queries(uint32_t option)
 
 static int nbdi_has_infos(uint32_t option)
 {
-    return option == NBD_OPTION_INFO || option == NBD_OPTION_GO;
+    return NBDI_GOES && (option == NBD_OPTION_INFO || option == NBD_OPTION_GO);
 }
 
 static nbd_iovec nbdi_string(const char *text)
@@ -2259,7 +2331,7 @@ static const char *nbdi_name(const char *name)
 // The number of the option if its payload is made here, 0 if it is the caller's.
 static uint32_t nbdi_made(const nbd_option *o)
 {
-    return o->data ? 0 : o->option;
+    return NBDI_NEGOTIATES && o->data ? 0 : o->option;
 }
 
 #define NBDI_TOO_LONG 0xffffffffu
@@ -2269,7 +2341,7 @@ static uint32_t nbdi_option_length(const nbd_option *o)
 {
     size_t length = nbdi_names_export(o->option) ? strlen(o->name) : 0;
     uint32_t i;
-    if (o->data) return o->data_size;
+    if (NBDI_NEGOTIATES && o->data) return o->data_size;
     if (length > NBDI_STRING_MAX) return NBDI_TOO_LONG;
     if (nbdi_has_infos(o->option)) {
         length += 12;
@@ -2335,7 +2407,7 @@ static int nbdi_option_piece(const nbd_client *c, uint32_t i, uint8_t *small, nb
     if (!c->option_due) return 0;
     if (i == 1) {
         v->size = nbdi_put_option(o, small);
-    } else if (i == 2 && o->data) {
+    } else if (NBDI_NEGOTIATES && i == 2 && o->data) {
         v->base = nbdi_unconst(o->data);
         v->size = o->data_size;
     } else if (i == 2) {
@@ -2483,7 +2555,7 @@ static int nbdi_useful(const nbd_client *c, uint32_t option)
                c->got.protocol == NBD_PROTOCOL_SIMPLE;
     case NBD_OPTION_SET_META_CONTEXT:
         return NBDI_STATUSES && c->config.query_count > 0 && c->got.protocol != NBD_PROTOCOL_SIMPLE;
-    default: return 1;
+    default: return NBDI_GOES;
     }
 }
 
@@ -2578,6 +2650,7 @@ static int nbdi_skip(nbd_client *c, uint32_t bytes, uint32_t after)
 
 static int nbdi_text(nbd_client *c, uint32_t kind, uint32_t length, uint32_t after)
 {
+    if (!NBDI_TELLS) return nbdi_skip(c, length, after);
     nbdi_skip(c, 0, after);
     c->text_kind = (uint8_t)kind;
     c->text_length = length;
@@ -2881,16 +2954,16 @@ static int nbdi_accept(nbd_client *c, nbd_event *event)
 static int nbdi_refuse(nbd_client *c, nbd_event *event)
 {
     uint32_t option = c->option.option;
+    int goes = NBDI_GOES && option == NBD_OPTION_GO;
     int error = nbdi_option_error(c->reply_error);
     if (error == NBD_REP_ERR_SHUTDOWN) {
         c->closing = 1;
         nbdi_note_error(c, error, NBDI_SAY("server is shutting down"));
-    } else if (option == NBD_OPTION_STARTTLS && nbdi_told(c, NBD_TLS_REQUIRE)) {
+    } else if (nbdi_told(c, NBD_TLS_REQUIRE) && option == NBD_OPTION_STARTTLS) {
         return nbdi_fail(c, NBD_ERR_TLS, NBDI_SAY("server refused STARTTLS"));
-    } else if (option == NBD_OPTION_GO && nbdi_extended(c) && error == NBD_REP_ERR_UNSUP) {
+    } else if (goes && nbdi_extended(c) && error == NBD_REP_ERR_UNSUP) {
         return nbdi_broken(c, NBDI_SAY("no GO after extended headers"));
-    } else if (option == NBD_OPTION_GO && error != NBD_REP_ERR_UNSUP &&
-               !nbdi_told(c, NBD_NEGOTIATE)) {
+    } else if (goes && error != NBD_REP_ERR_UNSUP && !nbdi_told(c, NBD_NEGOTIATE)) {
         c->closing = 1;
         nbdi_note_error(c, error, NBDI_SAY("export refused"));
     }
@@ -3146,7 +3219,7 @@ static int nbdi_step_hole(nbd_client *c, const uint8_t *p, nbd_event *event)
     c->state = NBDI_END;
     place = (uint32_t)(offset - s->offset);
     if (!nbdi_announce(c, place, size)) return NBDI_AGAIN;
-    if (!(s->flags & NBD_SPARSE)) {
+    if (!NBDI_SPARES || !(s->flags & NBD_SPARSE)) {
         nbdi_clear(s, place, size);
         return NBDI_AGAIN;
     }
@@ -3184,7 +3257,7 @@ static int nbdi_step_error(nbd_client *c, const uint8_t *p)
     }
     if (!message) return nbdi_skip(c, rest, after);
     nbdi_text(c, NBD_TEXT_MESSAGE, message, after);
-    c->skip_left = rest;
+    c->skip_left += rest;
     return NBDI_AGAIN;
 }
 
@@ -3292,14 +3365,14 @@ NBDI_APART int nbdi_step(nbd_client *c, nbd_event *event)
     case NBDI_FLAGS: return nbdi_step_flags(c, p, event);
     case NBDI_HAGGLE: return nbdi_step_haggle(c);
     case NBDI_OPTION: return nbdi_step_option(c, p);
-    case NBDI_INFO: return nbdi_step_info(c, p);
-    case NBDI_INFO_EXPORT: return nbdi_step_info_export(c, p);
-    case NBDI_INFO_BLOCK: return nbdi_step_info_block(c, p);
+    case NBDI_INFO: return NBDI_GOES ? nbdi_step_info(c, p) : NBDI_WAIT;
+    case NBDI_INFO_EXPORT: return NBDI_GOES ? nbdi_step_info_export(c, p) : NBDI_WAIT;
+    case NBDI_INFO_BLOCK: return NBDI_GOES ? nbdi_step_info_block(c, p) : NBDI_WAIT;
     case NBDI_SERVER: return NBDI_NEGOTIATES ? nbdi_step_server(c, p) : NBDI_WAIT;
     case NBDI_LISTED: return NBDI_NEGOTIATES ? nbdi_step_listed(c) : NBDI_WAIT;
     case NBDI_CONTEXT: return NBDI_STATUSES ? nbdi_step_context(c, p) : NBDI_WAIT;
     case NBDI_NAME: return nbdi_step_name(c, p);
-    case NBDI_TEXT: return nbdi_step_text(c, event);
+    case NBDI_TEXT: return NBDI_TELLS ? nbdi_step_text(c, event) : NBDI_WAIT;
     case NBDI_SKIP: return nbdi_step_skip(c);
     case NBDI_SETTLE: return nbdi_step_settle(c, event);
     case NBDI_REPLY: return nbdi_step_reply(c, event);
@@ -3483,7 +3556,7 @@ static int nbdi_memory_ok(const nbd_client *c, const nbd_op *op)
 {
     uint32_t memory = nbdi_memory_of(op);
     uint32_t wanted = nbdi_carries_data(op->command) ? op->command : 0;
-    if (wanted && op->iov) return !memory && nbdi_pieces_ok(op);
+    if (NBDI_GATHERS && wanted && op->iov) return !memory && nbdi_pieces_ok(op);
     if (op->iov || op->iov_count) return 0;
     if (NBDI_RAWS && op->command == NBD_RAW) {
         return op->raw_type <= 0xffffu && !op->buffer && (!op->data || op->size <= NBDI_DATA_MOST);
@@ -3513,7 +3586,7 @@ static int nbdi_check_range(const nbd_client *c, const nbd_op *op)
         !nbdi_told(c, NBD_UNCHECKED_BOUNDS)) {
         return NBD_ERR_BOUNDS;
     }
-    if (((op->offset | op->size) & (got->minimum_block - 1)) &&
+    if (NBDI_GOES && ((op->offset | op->size) & (got->minimum_block - 1)) &&
         !nbdi_told(c, NBD_UNCHECKED_BLOCK_SIZE)) {
         return NBD_ERR_BLOCK_SIZE;
     }
@@ -3563,7 +3636,7 @@ NBDI_APART void nbdi_fill_data(nbd_slot *s, const nbd_op *op)
 {
     void *base = op->data ? nbdi_unconst(op->data) : op->buffer; // one of them at most
     s->iov_count = op->iov_count;
-    if (s->iov_count) {
+    if (NBDI_GATHERS && s->iov_count) {
         s->data.many = op->iov;
         return;
     }
@@ -3620,7 +3693,7 @@ int nbd_issue(nbd_client *client, const nbd_op *op, uint64_t *id)
     s->id = ++c->serial << 16 | index;
     nbdi_enqueue(c, index);
     c->counters.in_flight++;
-    if (c->counters.in_flight > c->counters.in_flight_max) {
+    if (NBDI_COUNTS && c->counters.in_flight > c->counters.in_flight_max) {
         c->counters.in_flight_max = c->counters.in_flight;
     }
     if (id) {
@@ -3659,11 +3732,11 @@ int nbd_sent(nbd_client *client, ptrdiff_t result)
     nbd_client *c = client;
     if (!c->out_offered) return NBD_ERR_STATE;
     if (result > (ptrdiff_t)c->out_offered) return NBD_ERR_ARG;
-    c->counters.sends++;
+    if (NBDI_COUNTS) c->counters.sends++;
     c->out_offered = 0;
     c->out_blocked = result == 0 ? NBD_WANT_WRITE : nbdi_blocked(result);
     if (result > 0) {
-        c->counters.bytes_sent += (size_t)result;
+        if (NBDI_COUNTS) c->counters.bytes_sent += (size_t)result;
         if (c->transmission) {
             nbdi_ack_requests(c, (size_t)result);
         } else {
@@ -3705,12 +3778,12 @@ int nbd_received(nbd_client *client, ptrdiff_t result)
     nbd_client *c = client;
     if (!c->in_offered) return NBD_ERR_STATE;
     if (result > (ptrdiff_t)c->in_offered) return NBD_ERR_ARG;
-    c->counters.receives++;
+    if (NBDI_COUNTS) c->counters.receives++;
     c->in_blocked = nbdi_blocked(result);
     if (result > 0) {
         uint32_t placed = (uint32_t)nbdi_min((size_t)result, c->direct);
         nbdi_advance(nbdi_reply_slot(c), &c->in_cursor, placed);
-        c->counters.bytes_received += (size_t)result;
+        if (NBDI_COUNTS) c->counters.bytes_received += (size_t)result;
         c->left -= placed;
         c->in_end += (uint32_t)((size_t)result - placed);
         NBD_ASSERT(c->in_end <= c->config.buffer_size);
@@ -3736,7 +3809,7 @@ static nbd_iovec nbdi_join(nbd_client *c, const nbd_iovec *iov, unsigned count, 
         memcpy(stage + v.size, iov[i].base, size);
         v.size += size;
     }
-    c->counters.staged++;
+    if (NBDI_COUNTS) c->counters.staged++;
     return v;
 }
 
