@@ -152,6 +152,12 @@ cuts() {
     cut_row NBD_NO_EXTENDED_HEADERS 'extended headers: lengths above 32 bits'
     cut_row NBD_NO_OLDSTYLE 'oldstyle servers'
     cut_row NBD_NO_TLS 'STARTTLS'
+    cut_row NBD_NO_RAW 'raw commands and unchecked ones'
+    cut_row NBD_NO_SPARSE 'holes of a read told as events'
+    cut_row NBD_NO_IOV 'requests in pieces'
+    cut_row NBD_NO_MESSAGES 'texts of the server'
+    cut_row NBD_NO_GO 'GO, and with it block sizes'
+    cut_row NBD_NO_COUNTERS 'counters but `in_flight`'
     cut_row NBD_MINIMAL 'all of these'
 }
 
