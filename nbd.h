@@ -651,8 +651,7 @@ typedef struct nbd_client {
     uint8_t option_due;      // 1 while an option is under way
     uint8_t header_size;     // of a request: 28, or 32 once extended headers are agreed on
     uint8_t option_left;     // 1 while some of the client flags or the option is unsent
-    uint8_t export_seen;
-    uint8_t out_blocked; // NBD_WANT_ bit that the transport asked for, or 0
+    uint8_t out_blocked;     // NBD_WANT_ bit that the transport asked for, or 0
     uint8_t out_failed;
     uint8_t finished;   // 1 once the transport has been told that nothing follows
     uint8_t disc;       // NBDI_DISC_..., or 0
@@ -1437,7 +1436,9 @@ extern "C" {
 //   SERVER       4: length of a name                TEXT, then LISTED
 //   LISTED       nothing                            TEXT, OPTION
 //   CONTEXT      4: number of a metadata context    TEXT
-//   NAME         10: size, flags                    SKIP (zeroes), then SETTLE
+//   NAME         10: size, flags                    SETTLE
+//   NAME_ZEROES  134: size, flags, zeroes           SETTLE; it stands for NAME wherever
+//                                                   the server sends zeroes
 //   TEXT         a text, or what the buffer holds   SKIP
 //   SKIP         a counted run, dropped             `after`
 //   SETTLE       nothing; the final reply is in,    OPTION, NAME, HAGGLE, TLS, REPLY,
@@ -1496,8 +1497,8 @@ extern "C" {
 #define NBDI_STATES(X) \
     X(IDLE, 0) X(MAGIC, 16) X(OLD, 136) X(FLAGS, 2) X(HAGGLE, 0) X(OPTION, 20) X(INFO, 2) \
     X(INFO_EXPORT, 10) X(INFO_BLOCK, 12) X(SERVER, 4) X(LISTED, 0) X(CONTEXT, 4) X(NAME, 10) \
-    X(TEXT, 0) X(SKIP, 0) X(SETTLE, 0) X(TLS, 0) X(REPLY, 0) X(OFFSET, 8) X(DATA, 0) \
-    X(HOLE, 12) X(ERROR, 6) X(ERROR_OFFSET, 8) X(STATUS, 4) X(EXTENT, 8) X(END, 0) \
+    X(NAME_ZEROES, 134) X(TEXT, 0) X(SKIP, 0) X(SETTLE, 0) X(TLS, 0) X(REPLY, 0) X(OFFSET, 8) \
+    X(DATA, 0) X(HOLE, 12) X(ERROR, 6) X(ERROR_OFFSET, 8) X(STATUS, 4) X(EXTENT, 8) X(END, 0) \
     X(CLOSING, 0) X(DEAD, 0) X(ENDED, 0)
 // clang-format on
 #define NBDI_STATE(name, size) NBDI_##name,
@@ -2035,8 +2036,9 @@ static void nbdi_wind_up(nbd_client *c)
 // States in which an end of the stream cuts no message of the server.
 #define NBDI_BIT(state) ((uint32_t)1 << NBDI_##state)
 #define NBDI_BOUNDARIES \
-    (NBDI_BIT(MAGIC) | NBDI_BIT(HAGGLE) | NBDI_BIT(OPTION) | NBDI_BIT(NAME) | NBDI_BIT(SETTLE) | \
-     NBDI_BIT(TLS) | NBDI_BIT(REPLY) | NBDI_BIT(CLOSING))
+    (NBDI_BIT(MAGIC) | NBDI_BIT(HAGGLE) | NBDI_BIT(OPTION) | NBDI_BIT(NAME) | \
+     NBDI_BIT(NAME_ZEROES) | NBDI_BIT(SETTLE) | NBDI_BIT(TLS) | NBDI_BIT(REPLY) | \
+     NBDI_BIT(CLOSING))
 
 static int nbdi_at_boundary(const nbd_client *c)
 {
@@ -2501,7 +2503,6 @@ NBDI_APART void nbdi_forget_export(nbd_client *c)
     c->got.preferred_block = NBDI_PREFERRED;
     c->got.maximum_payload = NBDI_MAXIMUM;
     c->got.block_sizes = 0;
-    c->export_seen = 0;
 }
 
 // Starts to send c->option; every earlier one has gone out whole and is answered.
@@ -2522,8 +2523,10 @@ static void nbdi_start(nbd_client *c)
     if (option->option == NBD_OPTION_EXPORT_NAME || nbdi_has_infos(option->option)) {
         nbdi_forget_export(c);
     }
-    c->state = option->option == NBD_OPTION_EXPORT_NAME ? NBDI_NAME : NBDI_OPTION;
-    if (option->option == NBD_OPTION_ABORT) {
+    c->state = NBDI_OPTION;
+    if (option->option == NBD_OPTION_EXPORT_NAME) {
+        c->state = c->handshake_flags & NBDI_NO_ZEROES ? NBDI_NAME : NBDI_NAME_ZEROES;
+    } else if (option->option == NBD_OPTION_ABORT) {
         c->state = NBDI_CLOSING;
     }
 }
@@ -2728,7 +2731,6 @@ NBDI_APART int nbdi_set_export(nbd_client *c, const uint8_t *p, uint32_t flags)
     }
     c->got.size = nbdi_get64(p);
     c->got.flags = (uint16_t)flags;
-    c->export_seen = 1;
     return NBDI_AGAIN;
 }
 
@@ -2899,7 +2901,7 @@ static int nbdi_step_info_block(nbd_client *c, const uint8_t *p)
 static int nbdi_step_name(nbd_client *c, const uint8_t *p)
 {
     c->reply_error = 0;
-    nbdi_skip(c, c->handshake_flags & NBDI_NO_ZEROES ? 0 : 124, NBDI_SETTLE);
+    c->state = NBDI_SETTLE;
     return nbdi_set_export(c, p, nbdi_get16(p + 8));
 }
 
@@ -2975,7 +2977,7 @@ static int nbdi_refuse(nbd_client *c, nbd_event *event)
 static int nbdi_step_settle(nbd_client *c, nbd_event *event)
 {
     if (nbdi_pending(c)) return NBDI_WAIT;
-    if (!c->reply_error && nbdi_has_infos(c->option.option) && !c->export_seen) {
+    if (!c->reply_error && nbdi_has_infos(c->option.option) && !c->got.flags) { // told, it is not 0
         return nbdi_broken(c, NBDI_SAY("no NBD_INFO_EXPORT"));
     }
     c->option_due = 0;
@@ -3371,7 +3373,8 @@ NBDI_APART int nbdi_step(nbd_client *c, nbd_event *event)
     case NBDI_SERVER: return NBDI_NEGOTIATES ? nbdi_step_server(c, p) : NBDI_WAIT;
     case NBDI_LISTED: return NBDI_NEGOTIATES ? nbdi_step_listed(c) : NBDI_WAIT;
     case NBDI_CONTEXT: return NBDI_STATUSES ? nbdi_step_context(c, p) : NBDI_WAIT;
-    case NBDI_NAME: return nbdi_step_name(c, p);
+    case NBDI_NAME:
+    case NBDI_NAME_ZEROES: return nbdi_step_name(c, p);
     case NBDI_TEXT: return NBDI_TELLS ? nbdi_step_text(c, event) : NBDI_WAIT;
     case NBDI_SKIP: return nbdi_step_skip(c);
     case NBDI_SETTLE: return nbdi_step_settle(c, event);
@@ -3414,15 +3417,20 @@ const char *nbd_strerror(int error)
 #endif
 }
 
+NBDI_WITHIN int nbdi_contexts_config_ok(const nbd_config *config)
+{
+    if (!NBDI_STATUSES) return !config->query_count;
+    return config->context_count <= 64 * NBD_RANGES &&
+           (config->contexts || !config->context_count) &&
+           (config->query_count == 0 || (config->queries && config->context_count));
+}
+
 NBDI_WITHIN int nbdi_config_ok(const nbd_config *config)
 {
     uint32_t flags = config->flags;
     return !(flags & ~NBDI_CONFIG_FLAGS) && config->slots && config->slot_count >= 1 &&
            config->slot_count <= NBD_SLOTS_MAX && config->buffer &&
-           config->context_count <= 64 * NBD_RANGES &&
-           (config->contexts || !config->context_count) &&
-           (config->query_count == 0 ||
-            (NBDI_STATUSES && config->queries && config->context_count)) &&
+           nbdi_contexts_config_ok(config) &&
            !((flags & NBD_TLS_REQUIRE) && (flags & NBD_ONLY_EXPORT_NAME));
 }
 
