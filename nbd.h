@@ -3556,8 +3556,7 @@ static int nbdi_contexts_ok(const nbd_client *c, const nbd_op *op)
 // 1 with a buffer, 2 with data, 3 with both: a READ has 1, which is its number, a WRITE 2.
 static uint32_t nbdi_memory_of(const nbd_op *op)
 {
-    uint32_t memory = op->buffer ? NBD_READ : 0;
-    return op->data ? memory | NBD_WRITE : memory;
+    return (op->buffer ? NBD_READ : 0u) | (op->data ? NBD_WRITE : 0u);
 }
 
 static int nbdi_memory_ok(const nbd_client *c, const nbd_op *op)
