@@ -123,7 +123,7 @@ arm() {
     head_of_table '-Os -mthumb -mcpu=cortex-m3'
     profile 'engine' "$engine" 12288 512
     profile 'engine without texts' "$engine -DNBD_NO_TEXT" 9216 512
-    ! known NBD_MINIMAL || profile 'minimal engine' "$engine -DNBD_MINIMAL" 5120 512
+    ! known NBD_MINIMAL || profile 'minimal engine' "$engine -DNBD_MINIMAL" 6144 512
     profile 'engine, convenience' '-DNBD_NO_SOCKETS' '' ''
     memory 1024
 }
