@@ -41,7 +41,7 @@ run() {
 # Why program $1 is left out on this platform, or nothing.
 left_out() {
     case $platform-$1 in
-    *-test_tls) echo 'mbedTLS is there for this machine only' ;;
+    *-test_tls | *-test_tls_errors) echo 'mbedTLS is there for this machine only' ;;
     windows-test_sockets | windows-test_deadlock | windows-test_threads) echo 'socketpair' ;;
     windows-test_transports) echo 'pipes, poll' ;;
     esac

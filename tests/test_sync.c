@@ -729,7 +729,7 @@ static void tls_that_a_side_lacks_is_never_left_out(void)
         int error;
     } rows[] = {
         {"nbds://host/x", UNSUP, ACCEPT, OPT_STARTTLS, NBD_ERR_TLS},
-        {"nbds://host/x", ACCEPT, ACCEPT, OPT_STARTTLS, NBD_ERR_STATE},
+        {"nbds://host/x", ACCEPT, ACCEPT, OPT_STARTTLS, NBD_ERR_TLS},
         {"nbd://host/x", ACCEPT, TLS_REQUIRED, OPT_GO, NBD_REP_ERR_TLS_REQD},
     };
     size_t i;
