@@ -391,6 +391,7 @@ static struct {
     size_t takes;         // bytes that sending takes before it says `full`
     ptrdiff_t full;       // NBD_IO_...
     int silent;           // nothing comes
+    unsigned sends;       // calls of the send hook
     unsigned finishes;    // calls of the finish hook
     unsigned finish_more; // so many of them ask to be called again
     unsigned flags;       // of the last send
@@ -404,6 +405,7 @@ static ptrdiff_t bare_send(void *context, const nbd_iovec *iov, unsigned count, 
 
     (void)context;
     CHECK_EQUAL(count, 1);
+    bare.sends++;
     bare.flags = flags;
     if (size == 0) return bare.full;
     if (bare.takes != uncut) bare.takes -= size;
@@ -531,6 +533,28 @@ static void one_call_sends_no_more_than_a_poll_may(void)
     CHECK(sent >= NBD_POLL_BYTES && sent < most);
     CHECK_EQUAL(bare.flags, NBD_SEND_MORE);
     server_got((size_t)sent);
+}
+
+// One call, one try: else it would spin.
+static void handshake_that_cannot_be_sent_waits(void)
+{
+    size_t v, i;
+
+    for (v = 0; v < VERSIONS; v++) {
+        wish_x509(versions[v]);
+        make_bare();
+        bare.takes = 10;
+        CHECK_EQUAL(hook_send(0, 1), NBD_IO_WRITE);
+        CHECK_EQUAL(bare.sends, 2);
+        for (i = 0; i < 3; i++) {
+            bare.sends = 0;
+            CHECK_EQUAL(hook_recv(), NBD_IO_WRITE);
+            CHECK_EQUAL(hook_send(0, 1), NBD_IO_WRITE);
+            CHECK_EQUAL(bare.sends, 2);
+        }
+        bare.takes = uncut;
+        CHECK_EQUAL(hook_send(0, 1), 1);
+    }
 }
 
 static void large_sends_are_cut(void)
@@ -704,6 +728,7 @@ int main(int argc, char **argv)
     CHECK_CASE(calls_that_bring_nothing_cannot_hold_a_poll);
     CHECK_CASE(lack_of_memory_is_named);
     CHECK_CASE(certificate_that_cannot_be_used_is_named);
+    CHECK_CASE(handshake_that_cannot_be_sent_waits);
     CHECK_CASE(large_sends_are_cut);
     CHECK_CASE(alert_that_got_stuck_leaves_before_data);
     CHECK_CASE(alert_that_got_stuck_fails_with_the_transport);
