@@ -49,6 +49,7 @@ every_of() {
     test_flips-valgrind) echo 100 ;;
     test_steps-valgrind | test_faults-valgrind) echo 41 ;;
     test_transports-valgrind | test_tls-valgrind) echo 5 ;;
+    test_tls_errors-valgrind) echo 3 ;;
     test_flips-*) echo 16 ;;
     test_steps-* | test_faults-*) echo 9 ;;
     *) echo 1 ;;
