@@ -24,7 +24,7 @@ int main(void)
 
 /// Results that mbedTLS is made to give ///
 
-enum call { HANDSHAKE, READ, WRITE, ENTROPY, DEFAULTS, CALLS };
+enum call { HANDSHAKE, READ, WRITE, ENTROPY, DEFAULTS, OWN_CERTIFICATE, CALLS };
 
 static struct {
     int result;     // what the call gives instead of doing anything
@@ -68,11 +68,18 @@ static int told_defaults(mbedtls_ssl_config *config, int endpoint, int transport
                              : mbedtls_ssl_config_defaults(config, endpoint, transport, preset);
 }
 
+static int told_own_cert(mbedtls_ssl_config *config, mbedtls_x509_crt *own, mbedtls_pk_context *key)
+{
+    return is_told(OWN_CERTIFICATE) ? told[OWN_CERTIFICATE].result
+                                    : mbedtls_ssl_conf_own_cert(config, own, key);
+}
+
 #define mbedtls_ssl_handshake_step told_handshake_step
 #define mbedtls_ssl_read told_read
 #define mbedtls_ssl_write told_write
 #define mbedtls_entropy_func told_entropy
 #define mbedtls_ssl_config_defaults told_defaults
+#define mbedtls_ssl_conf_own_cert told_own_cert
 #define NBD_IMPLEMENTATION
 #include "../nbd.h"
 #undef mbedtls_ssl_handshake_step
@@ -80,6 +87,7 @@ static int told_defaults(mbedtls_ssl_config *config, int endpoint, int transport
 #undef mbedtls_ssl_write
 #undef mbedtls_entropy_func
 #undef mbedtls_ssl_config_defaults
+#undef mbedtls_ssl_conf_own_cert
 
 #include "tls_play.h"
 
@@ -202,9 +210,12 @@ static void credentials_fail(enum call which, int result, const char *detail)
     nbd_tls_credentials_free(&c);
 }
 
-static void credentials_without_entropy_are_refused(void)
+static void credentials_that_mbedtls_refuses_say_why(void)
 {
     wish_x509(12);
+    wish_certificate(&people.client);
+    credentials_fail(OWN_CERTIFICATE, MBEDTLS_ERR_SSL_ALLOC_FAILED,
+                     "TLS: mbedTLS has no memory left");
     credentials_fail(ENTROPY, MBEDTLS_ERR_ENTROPY_SOURCE_FAILED, "TLS: no entropy");
     credentials_fail(DEFAULTS, MBEDTLS_ERR_SSL_INTERNAL_ERROR, "TLS: mbedTLS cannot start");
 }
@@ -240,6 +251,7 @@ static void sessions_cannot_be_made(void)
         CHECK(strcmp(live.tls.transport.detail, "TLS: mbedTLS cannot set up a session") == 0);
         CHECK_EQUAL(live.tls.transport.send(&live.tls, &one, 1, 0), NBD_IO_ERROR);
         CHECK_EQUAL(live.tls.transport.recv(&live.tls, &one, 1), NBD_IO_ERROR);
+        CHECK(strcmp(live.tls.transport.detail, "TLS: mbedTLS cannot set up a session") == 0);
     }
     CHECK(failing_at > 1);
 }
@@ -391,6 +403,7 @@ static struct {
     size_t takes;         // bytes that sending takes before it says `full`
     ptrdiff_t full;       // NBD_IO_...
     int silent;           // nothing comes
+    unsigned sends;       // calls of the send hook
     unsigned finishes;    // calls of the finish hook
     unsigned finish_more; // so many of them ask to be called again
     unsigned flags;       // of the last send
@@ -404,6 +417,7 @@ static ptrdiff_t bare_send(void *context, const nbd_iovec *iov, unsigned count, 
 
     (void)context;
     CHECK_EQUAL(count, 1);
+    bare.sends++;
     bare.flags = flags;
     if (size == 0) return bare.full;
     if (bare.takes != uncut) bare.takes -= size;
@@ -533,6 +547,30 @@ static void one_call_sends_no_more_than_a_poll_may(void)
     server_got((size_t)sent);
 }
 
+// One call, one try: else it would spin.
+static void handshake_that_cannot_be_sent_waits(void)
+{
+    size_t v, i;
+
+    for (v = 0; v < VERSIONS; v++) {
+        wish_x509(versions[v]);
+        make_bare();
+        bare.takes = 10;
+        CHECK_EQUAL(hook_send(0, 1), NBD_IO_WRITE);
+        CHECK_EQUAL(bare.sends, 2);
+        for (i = 0; i < 3; i++) {
+            bare.sends = 0;
+            CHECK_EQUAL(hook_recv(), NBD_IO_WRITE);
+            CHECK_EQUAL(hook_send(0, 1), NBD_IO_WRITE);
+            CHECK_EQUAL(bare.sends, 2);
+        }
+        CHECK_EQUAL(hook_finish(), 0);
+        CHECK_EQUAL(bare.sends, 2);
+        bare.takes = uncut;
+        CHECK_EQUAL(hook_send(0, 1), 1);
+    }
+}
+
 static void large_sends_are_cut(void)
 {
     each_bare(one_call_sends_no_more_than_a_poll_may);
@@ -550,14 +588,35 @@ static void alert_that_got_stuck_leaves_before_data(void)
 
 static void alert_that_got_stuck_fails_with_the_transport(void)
 {
+    size_t sent;
+
     get_alert_stuck(3);
+    sent = live.server.in_size;
     bare.full = NBD_IO_ERROR;
     CHECK_EQUAL(hook_send(0, 100), NBD_IO_ERROR);
     CHECK_EQUAL(hook_send(0, 100), NBD_IO_ERROR);
     bare.takes = uncut;
     CHECK_EQUAL(hook_send(0, 100), NBD_IO_ERROR);
     CHECK_EQUAL(hook_finish(), 0);
-    server_got(0);
+    CHECK_EQUAL(live.server.in_size, sent);
+}
+
+static void deny_access(void)
+{
+    bare.takes = 0;
+    bare.full = NBD_IO_ERROR;
+    CHECK_EQUAL(hook_send(0, 100), NBD_IO_ERROR);
+    CHECK_EQUAL(hook_recv(), NBD_IO_READ);
+    CHECK_EQUAL(mbedtls_ssl_send_alert_message(&live.server.ssl, MBEDTLS_SSL_ALERT_LEVEL_FATAL,
+                                               MBEDTLS_SSL_ALERT_MSG_ACCESS_DENIED),
+                0);
+    CHECK_EQUAL(hook_recv(), NBD_IO_ERROR);
+    CHECK(strcmp(live.tls.transport.detail, "TLS: server denies access") == 0);
+}
+
+static void who_cannot_send_still_reads_why(void)
+{
+    each_bare(deny_access);
 }
 
 static void alert_that_got_stuck_leaves_before_close_notify(void)
@@ -697,17 +756,19 @@ int main(int argc, char **argv)
     check_begin(argc, argv);
     peer_make_people();
     CHECK_CASE(credentials_say_that_memory_ran_out);
-    CHECK_CASE(credentials_without_entropy_are_refused);
+    CHECK_CASE(credentials_that_mbedtls_refuses_say_why);
     CHECK_CASE(session_that_cannot_be_made_says_so);
     CHECK_CASE(session_that_runs_out_of_memory_ends_with_an_error);
     CHECK_CASE(result_that_asks_to_be_called_again_is);
     CHECK_CASE(calls_that_bring_nothing_cannot_hold_a_poll);
     CHECK_CASE(lack_of_memory_is_named);
     CHECK_CASE(certificate_that_cannot_be_used_is_named);
+    CHECK_CASE(handshake_that_cannot_be_sent_waits);
     CHECK_CASE(large_sends_are_cut);
     CHECK_CASE(alert_that_got_stuck_leaves_before_data);
     CHECK_CASE(alert_that_got_stuck_fails_with_the_transport);
     CHECK_CASE(alert_that_got_stuck_leaves_before_close_notify);
+    CHECK_CASE(who_cannot_send_still_reads_why);
     CHECK_CASE(record_that_reading_completed_is_not_sent_twice);
     CHECK_CASE(close_notify_leaves_once_and_before_the_end_below);
     CHECK_CASE(nothing_is_sent_behind_the_end);
