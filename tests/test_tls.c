@@ -343,6 +343,32 @@ static void alerts_are_named(void)
     }
 }
 
+static void check_hang_up(size_t at, const char *detail)
+{
+    mode how = broken_mode(uncut, NBD_IO_EOF);
+
+    wish.cut_at = at;
+    play_once(&stage, write_session(short_session), &how);
+    CHECK_EQUAL(closing_error(&stage.seen), NBD_ERR_TRANSPORT);
+    CHECK(strcmp(nbd_detail(&stage.client), detail) == 0);
+}
+
+// A server's hello has less than 200 bytes, with its certificate there are more.
+static void hang_up_in_the_handshake_is_explained_by_what_was_said(void)
+{
+    size_t v;
+
+    for (v = 0; v < VERSIONS; v++) {
+        play_variant = (unsigned)versions[v];
+        wish_x509(versions[v]);
+        check_hang_up(0, "TLS: no answer: there may be no common version or cipher");
+        check_hang_up(200, "TLS: no answer: the server may want a certificate of the client");
+        wish_certificate(&people.client);
+        check_hang_up(0, "TLS: no answer: there may be no common version or cipher");
+        check_hang_up(200, "TLS: no answer: the server may refuse the client's certificate");
+    }
+}
+
 /// The end ///
 
 static void see_closed_as(script *s, int error, const char *detail)
@@ -1655,6 +1681,7 @@ int main(int argc, char **argv)
     CHECK_CASE(alert_at_any_byte_ends_it);
     CHECK_CASE(alerts_are_named);
     CHECK_CASE(sending_may_fail_at_any_byte);
+    CHECK_CASE(hang_up_in_the_handshake_is_explained_by_what_was_said);
     CHECK_CASE(close_notify_before_the_goodbye_is_an_error);
     CHECK_CASE(end_without_close_notify_is_named);
     CHECK_CASE(missing_close_notify_after_the_goodbye_is_forgiven);
