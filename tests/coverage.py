@@ -37,7 +37,7 @@ class Union:
         self.source = source
         self.lines = {}     # line: executed
         self.branches = {}  # place: [true taken, false taken]
-        self.mcdc = {}      # place of a decision: [condition shown independent, ...]
+        self.mcdc = {}      # place of a decision: {index of a condition: shown independent}
         self.functions = {}  # name: (first line, last line)
 
     def add(self, data):
@@ -72,14 +72,28 @@ class Union:
                 taken[0] |= entry[4] > 0
                 taken[1] |= entry[5] > 0
         for entry in function.get('mcdc_records', []):
-            shown = self.mcdc.setdefault(tuple(entry[:4]), [False] * len(entry[6]))
+            shown = self.mcdc.setdefault(tuple(entry[:4]), {})
             for i, value in enumerate(entry[6]):
-                shown[i] |= value
+                shown[i] = shown.get(i, False) or value
+
+    def drop_constants(self):
+        """What a build cuts or has is a constant of it, and no condition: NBDI_TEXTS, say."""
+        for place in list(self.branches):
+            if is_constant(self.source.text(place)):
+                del self.branches[place]
+        for place, shown in self.mcdc.items():
+            for i, operand in enumerate(re.split(r'&&|\|\|', self.source.text(place))):
+                if is_constant(operand):
+                    shown.pop(i, None)
 
     def function_at(self, line):
         fit = [(last - first, name) for name, (first, last) in self.functions.items()
                if first <= line <= last]
         return min(fit)[1] if fit else '-'
+
+
+def is_constant(text):
+    return re.fullmatch(r'NBDI_[A-Z]+', text.strip(' !()'))
 
 
 def starts(segment):
@@ -123,7 +137,7 @@ def misses(union, source):
             if not taken[i]:
                 yield place[0], union.function_at(place[0]), source.text(place), what
     for place, shown in sorted(union.mcdc.items()):
-        for i, value in enumerate(shown):
+        for i, value in shown.items():
             if not value:
                 yield (place[0], union.function_at(place[0]), source.text(place),
                        'condition %d not independent' % (i + 1))
@@ -149,7 +163,7 @@ def percent(good, total):
 
 def figures(union):
     taken = [one for pair in union.branches.values() for one in pair]
-    shown = [one for row in union.mcdc.values() for one in row]
+    shown = [one for row in union.mcdc.values() for one in row.values()]
     ran = list(union.lines.values())
     return [('lines', sum(ran), len(ran)), ('branches', sum(taken), len(taken)),
             ('MC/DC', sum(shown), len(shown))]
@@ -237,6 +251,7 @@ def main(arguments):
     union = Union(Source())
     for program in programs:
         union.add(export(program, profile))
+    union.drop_constants()
     print_uncompiled(union)
     failed = judge_misses(union, read_list(path))
     return judge_bars(union) | failed
