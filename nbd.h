@@ -1760,7 +1760,8 @@ static inline uint8_t *nbdi_at(const nbd_client *c, uint32_t place)
 
 static inline nbd_iovec nbdi_entry(const nbd_slot *s, uint32_t index)
 {
-    return NBDI_GATHERS && s->iov_count ? s->data.many[index] : s->data.one;
+    if (NBDI_GATHERS && s->iov_count) return s->data.many[index];
+    return s->data.one;
 }
 
 // The memory in one piece at the cursor, at most `most` bytes; the cursor moves

@@ -51,7 +51,7 @@ tls=
 case $1 in */test_tls | */test_tls_errors) tls=$mbedtls ;; esac
 printf '#include "%s.c"\n' "$1" |
     $CLANG $flags -I. -Itests -x c - -o "$program" $tls 2>"$program.warnings" &&
-    LLVM_PROFILE_FILE=$program.profraw timeout 300 "$program" >"$program.log" 2>&1 ||
+    LLVM_PROFILE_FILE=$program.profraw timeout 600 "$program" >"$program.log" 2>&1 ||
     echo "$1" >>../failed
 ONE
 

@@ -563,6 +563,15 @@ static void oldstyle_server_is_used_or_given_up(void)
 #endif
 }
 
+static void texts_are_told_or_empty(void)
+{
+#ifdef NBD_NO_TEXT
+    CHECK_EQUAL(*nbd_strerror(NBD_ERR_ARG), 0);
+#else
+    CHECK(*nbd_strerror(NBD_ERR_ARG) != 0);
+#endif
+}
+
 static void counters_count_or_stay(void)
 {
     const nbd_counters *counters = nbd_count(&client);
@@ -591,6 +600,7 @@ int main(int argc, char **argv)
     CHECK_CASE(messages_are_told_or_skipped);
     CHECK_CASE(options_that_are_cut_are_not_sent);
     CHECK_CASE(oldstyle_server_is_used_or_given_up);
+    CHECK_CASE(texts_are_told_or_empty);
     CHECK_CASE(counters_count_or_stay);
     return check_end();
 }
