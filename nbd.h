@@ -3174,12 +3174,11 @@ static int nbdi_step_reply(nbd_client *c, nbd_event *event)
                       size == 32 ? nbdi_chunk_length(nbdi_get64(p + 24)) : nbdi_get32(p + 16));
 }
 
-// Whether [offset, offset + size) lies within the request.  An offset before it wraps to a
-// number that is too large, since no request runs past 2^64; with NBD_UNCHECKED_BOUNDS one
-// may, and then it is counted modulo 2^64, still inside its memory.
+// Whether [offset, offset + size) lies within the request.  Nothing is added before it is
+// compared, so nothing wraps.
 static int nbdi_inside(const nbd_slot *s, uint32_t size, uint64_t offset)
 {
-    return size <= s->size && offset - s->offset <= s->size - size;
+    return offset >= s->offset && size <= s->size && offset - s->offset <= s->size - size;
 }
 
 static int nbdi_step_offset(nbd_client *c, const uint8_t *p)

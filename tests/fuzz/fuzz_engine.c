@@ -965,8 +965,8 @@ static void on_hole(const nbd_event *event)
 {
     request *r = request_of(event->id);
     MUST(r && (r->op.flags & NBD_SPARSE) && event->size > 0);
-    MUST(event->size <= r->op.size);
-    MUST(event->offset - r->op.offset <= r->op.size - event->size); // modulo 2^64
+    MUST(event->offset >= r->op.offset && event->size <= r->op.size);
+    MUST(event->offset - r->op.offset <= r->op.size - event->size);
 }
 
 static void on_event(const nbd_event *event)
