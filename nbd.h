@@ -3085,13 +3085,14 @@ static int nbdi_begin_chunk(nbd_client *c, uint32_t state)
 static int nbdi_status_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, size_t length)
 {
     int extended = nbdi_extended(c);
-    uint32_t each = extended ? 16 : 8;
-    size_t left = length - each / 2; // behind context and count; below 0 it wraps
+    size_t each, left;
     if (!NBDI_STATUSES || s->command != NBD_BLOCK_STATUS ||
         type != (extended ? NBDI_CHUNK_STATUS_EXT : NBDI_CHUNK_STATUS)) {
         return nbdi_broken(c, NBDI_SAY("block status chunk of wrong kind"));
     }
-    if (left - 1 >= (size_t)each * NBDI_EXTENTS_MAX || left & (each - 1)) {
+    each = extended ? 16 : 8;
+    left = length - each / 2; // behind context and count; below 0 it wraps
+    if (left - 1 >= each * NBDI_EXTENTS_MAX || left & (each - 1)) {
         return nbdi_broken(c, NBDI_SAY("block status chunk of wrong length"));
     }
     c->left = (uint32_t)left;
@@ -4812,6 +4813,7 @@ static const char *nbdi_tls_result_text(const nbd_tls *tls, int result)
     if (nbdi_tls_lacks_memory(result)) return NBDI_TLS_NO_MEMORY;
     switch (result) {
     case NBDI_TLS_BAD_VERSION: return "TLS: no common version of TLS";
+    case NBDI_TLS_BAD_CERTIFICATE: return "TLS: server's certificate cannot be used";
 #if MBEDTLS_VERSION_NUMBER >= 0x03000000
     case MBEDTLS_ERR_SSL_HANDSHAKE_FAILURE: return NBDI_TLS_NOTHING_COMMON;
 #endif
@@ -4863,7 +4865,7 @@ static const char *nbdi_tls_why(nbd_tls *tls, int result)
         return nbdi_tls_alert_text(tls->alert);
     }
 #ifdef MBEDTLS_X509_CRT_PARSE_C
-    if (result == MBEDTLS_ERR_X509_CERT_VERIFY_FAILED || result == NBDI_TLS_BAD_CERTIFICATE) {
+    if (result == MBEDTLS_ERR_X509_CERT_VERIFY_FAILED) {
         tls->verify_flags = mbedtls_ssl_get_verify_result(&tls->ssl);
         return nbdi_tls_verify_text(tls->verify_flags);
     }

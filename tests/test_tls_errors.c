@@ -393,7 +393,7 @@ static void lack_of_memory_is_named(void)
 static void certificate_that_cannot_be_used_is_named(void)
 {
     wish_psk(12);
-    handshake_ends(NBDI_TLS_BAD_CERTIFICATE, 1, "TLS: server's certificate is not good enough");
+    handshake_ends(NBDI_TLS_BAD_CERTIFICATE, 1, "TLS: server's certificate cannot be used");
 }
 
 /// Hooks, called by hand ///
