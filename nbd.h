@@ -3086,7 +3086,7 @@ static int nbdi_status_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, si
 {
     int extended = nbdi_extended(c);
     size_t each, left;
-    if (!NBDI_STATUSES || s->command != NBD_BLOCK_STATUS ||
+    if (s->command != NBD_BLOCK_STATUS ||
         type != (extended ? NBDI_CHUNK_STATUS_EXT : NBDI_CHUNK_STATUS)) {
         return nbdi_broken(c, NBDI_SAY("block status chunk of wrong kind"));
     }
@@ -3133,9 +3133,12 @@ static int nbdi_chunk(nbd_client *c, nbd_event *event, size_t length)
     case NBDI_CHUNK_DATA:
     case NBDI_CHUNK_HOLE: return nbdi_content_chunk(c, s, type, length);
     case NBDI_CHUNK_STATUS:
-    case NBDI_CHUNK_STATUS_EXT: return nbdi_status_chunk(c, s, type, length);
-    default: return nbdi_broken(c, NBDI_SAY("unknown chunk type"));
+    case NBDI_CHUNK_STATUS_EXT:
+        if (NBDI_STATUSES) return nbdi_status_chunk(c, s, type, length);
+        break;
+    default: break;
     }
+    return nbdi_broken(c, NBDI_SAY("unknown chunk type"));
 }
 
 // Size of the reply header whose magic this is; 0 if that kind was not negotiated.
