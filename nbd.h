@@ -3462,10 +3462,10 @@ static void nbdi_forget_session(nbd_client *c)
 
 static void nbdi_free_slots(nbd_client *c)
 {
-    uint32_t i = c->config.slot_count;
+    uint32_t i;
     c->free = NBDI_NONE;
-    while (i--) {
-        nbd_slot *s = &c->config.slots[i];
+    for (i = c->config.slot_count; i > 0;) {
+        nbd_slot *s = &c->config.slots[--i];
         s->id = 0;
         s->state = 0;
         s->next = c->free;
@@ -3734,8 +3734,7 @@ unsigned nbd_outgoing(nbd_client *client, nbd_iovec *iov, unsigned count, unsign
 // What a hook says about waiting, as NBD_WANT_ bits (the same numbers, negated); else 0.
 static uint8_t nbdi_blocked(ptrdiff_t result)
 {
-    size_t wants = (size_t)0 - (size_t)result;
-    return (uint8_t)(wants <= NBD_WANT_WRITE ? wants : 0);
+    return (uint8_t)(result < 0 && result >= NBD_IO_WRITE ? -result : 0);
 }
 
 int nbd_sent(nbd_client *client, ptrdiff_t result)
