@@ -1906,9 +1906,9 @@ static int nbdi_known_error(uint32_t raw)
 // NBD_REP_ERR_UNSUP is 2^31 + 1 on the wire and -101 here, and so on.
 static int nbdi_option_error(uint32_t raw)
 {
-    uint32_t number = raw - (NBDI_REP_ERROR + 1);
+    uint32_t number = raw & ~NBDI_REP_ERROR;
     if (raw == 0) return 0;
-    return NBD_REP_ERR_UNSUP - (int)nbdi_min(number, NBD_REP_ERR_UNSUP - NBD_REP_ERR_OTHER);
+    return number >= 1 && number <= 10 ? -100 - (int)number : NBD_REP_ERR_OTHER;
 }
 
 // The first error wins.
@@ -2165,7 +2165,7 @@ static void nbdi_encode_request(nbd_client *c, const nbd_slot *s)
         }
     }
     if (!nbdi_extended(c)) { // the last 8 bytes are then a half of the offset, and the size
-        size |= s->offset << 32;
+        size |= (uint64_t)(uint32_t)s->offset << 32;
     }
     p = nbdi_encode(c, flags << 16 | type);
     nbdi_put64(p, s->id);
