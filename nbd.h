@@ -3125,6 +3125,9 @@ static int nbdi_chunk(nbd_client *c, nbd_event *event, size_t length)
                    ? nbdi_begin_chunk(c, NBDI_ERROR)
                    : nbdi_broken(c, NBDI_SAY("error chunk of wrong length"));
     }
+    if (NBDI_STATUSES && (type == NBDI_CHUNK_STATUS || type == NBDI_CHUNK_STATUS_EXT)) {
+        return nbdi_status_chunk(c, s, type, length);
+    }
     switch (type) {
     case NBDI_CHUNK_NONE:
         return length == 0 && (c->reply_flags & NBDI_CHUNK_DONE)
@@ -3132,13 +3135,8 @@ static int nbdi_chunk(nbd_client *c, nbd_event *event, size_t length)
                    : nbdi_broken(c, NBDI_SAY("NONE chunk with payload or not DONE"));
     case NBDI_CHUNK_DATA:
     case NBDI_CHUNK_HOLE: return nbdi_content_chunk(c, s, type, length);
-    case NBDI_CHUNK_STATUS:
-    case NBDI_CHUNK_STATUS_EXT:
-        if (NBDI_STATUSES) return nbdi_status_chunk(c, s, type, length);
-        break;
-    default: break;
+    default: return nbdi_broken(c, NBDI_SAY("unknown chunk type"));
     }
-    return nbdi_broken(c, NBDI_SAY("unknown chunk type"));
 }
 
 // Size of the reply header whose magic this is; 0 if that kind was not negotiated.
