@@ -3085,17 +3085,17 @@ static int nbdi_begin_chunk(nbd_client *c, uint32_t state)
 static int nbdi_status_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, size_t length)
 {
     int extended = nbdi_extended(c);
-    size_t each, left;
+    size_t each, head;
     if (s->command != NBD_BLOCK_STATUS ||
         type != (extended ? NBDI_CHUNK_STATUS_EXT : NBDI_CHUNK_STATUS)) {
         return nbdi_broken(c, NBDI_SAY("block status chunk of wrong kind"));
     }
     each = extended ? 16 : 8;
-    left = length - each / 2; // behind context and count; below 0 it wraps
-    if (left - 1 >= each * NBDI_EXTENTS_MAX || left & (each - 1)) {
+    head = each / 2; // context and count
+    if (length <= head || length - head > each * NBDI_EXTENTS_MAX || (length - head) & (each - 1)) {
         return nbdi_broken(c, NBDI_SAY("block status chunk of wrong length"));
     }
-    c->left = (uint32_t)left;
+    c->left = (uint32_t)(length - head);
     return nbdi_begin_chunk(c, NBDI_STATUS);
 }
 
@@ -3108,7 +3108,7 @@ static int nbdi_content_chunk(nbd_client *c, const nbd_slot *s, uint32_t type, s
         return length == 12 ? nbdi_begin_chunk(c, NBDI_HOLE)
                             : nbdi_broken(c, NBDI_SAY("hole chunk not 12 bytes"));
     }
-    if (length - 9 >= (size_t)s->size) { // below 9 it wraps
+    if (length < 9 || length - 8 > s->size) {
         return nbdi_broken(c, NBDI_SAY("data chunk empty or too long"));
     }
     c->reply_length = (uint32_t)(length - 8);
@@ -3238,13 +3238,14 @@ static int nbdi_step_hole(nbd_client *c, const uint8_t *p, nbd_event *event)
 // What stands behind the message of an error chunk must be as long as its type says.
 static int nbdi_step_error(nbd_client *c, const uint8_t *p)
 {
-    uint32_t message = nbdi_get16(p + 4), rest = c->reply_length - 6 - message;
-    uint32_t wanted = rest, after = NBDI_END;
+    uint32_t message = nbdi_get16(p + 4), room = c->reply_length - 6;
+    uint32_t rest, wanted, after = NBDI_END;
     c->reply_error = nbdi_get32(p);
     if (c->reply_error == 0) return nbdi_broken(c, NBDI_SAY("error chunk with error 0"));
-    if (rest > c->reply_length || message > NBDI_STRING_MAX) { // below 0 it has wrapped
+    if (message > room || message > NBDI_STRING_MAX) {
         return nbdi_broken(c, NBDI_SAY("error message too long"));
     }
+    wanted = rest = room - message;
     if (c->reply_type == NBDI_CHUNK_ERROR) {
         wanted = 0;
     } else if (c->reply_type == NBDI_CHUNK_ERROR_OFFSET) {
