@@ -3559,7 +3559,7 @@ static int nbdi_contexts_ok(const nbd_client *c, const nbd_op *op)
 // 1 with a buffer, 2 with data, 3 with both: a READ has 1, which is its number, a WRITE 2.
 static uint32_t nbdi_memory_of(const nbd_op *op)
 {
-    return (op->buffer ? NBD_READ : 0u) | (op->data ? NBD_WRITE : 0u);
+    return (op->buffer ? 1u : 0u) | (op->data ? 2u : 0u);
 }
 
 static int nbdi_memory_ok(const nbd_client *c, const nbd_op *op)
