@@ -100,7 +100,8 @@
 //   NBD_NO_EXTENDED_HEADERS  never asks for them
 //   NBD_NO_OLDSTYLE     gives oldstyle servers up with NBD_ERR_OLDSTYLE
 //   NBD_NO_TLS          leaves out STARTTLS
-//   NBD_NO_RAW          leaves out NBD_RAW and the NBD_UNCHECKED_ flags
+//   NBD_NO_RAW          leaves out what is for testing servers: NBD_RAW, the NBD_UNCHECKED_
+//                       flags, NBD_WITHOUT_FIXED_NEWSTYLE and NBD_WITHOUT_NO_ZEROES
 //   NBD_NO_SPARSE       leaves out NBD_SPARSE
 //   NBD_NO_IOV          leaves out requests in pieces: nbd_op.iov is NULL
 //   NBD_NO_MESSAGES     skips what the server says in words: no TEXT events; implies
