@@ -112,9 +112,15 @@
 //                       up, and one that insists on telling them does so too.  Implies
 //                       NBD_NO_NEGOTIATE and NBD_NO_EXTENDED_HEADERS
 //   NBD_NO_COUNTERS     leaves all of nbd_counters but in_flight at 0
+//   NBD_NO_EXTRAS       leaves out all commands but READ, WRITE and FLUSH, and all their flags
+//                       but NBD_NO_INIT; implies NBD_NO_BLOCK_STATUS, NBD_NO_RAW and
+//                       NBD_NO_SPARSE
+//   NBD_NO_ADVICE       leaves out nbd_allows and nbd_phase; implies NBD_NO_CONVENIENCE
+//   NBD_NO_POLL         leaves out nbd_poll: you move the bytes, see "Own I/O"; implies
+//                       NBD_NO_SOCKETS and NBD_NO_CONVENIENCE
 //   NBD_MINIMAL         all of these from NBD_NO_NEGOTIATE on, NBD_NO_TEXT, and NBD_RANGES
 //                       is 1 unless you say more: for reading, writing and flushing with
-//                       simple or structured replies
+//                       simple or structured replies, where you move the bytes
 //                       What they leave out is refused: a flag, a command and pieces with
 //                       NBD_ERR_ARG.
 //   NBD_MBEDTLS      adds TLS by mbedTLS 2.28 or 3.6
@@ -185,6 +191,12 @@
 #define NBD_NO_GO
 #undef NBD_NO_COUNTERS
 #define NBD_NO_COUNTERS
+#undef NBD_NO_EXTRAS
+#define NBD_NO_EXTRAS
+#undef NBD_NO_ADVICE
+#define NBD_NO_ADVICE
+#undef NBD_NO_POLL
+#define NBD_NO_POLL
 #undef NBD_NO_TEXT
 #define NBD_NO_TEXT
 #ifndef NBD_RANGES
@@ -204,6 +216,25 @@
 #define NBD_NO_NEGOTIATE
 #undef NBD_NO_BLOCK_STATUS
 #define NBD_NO_BLOCK_STATUS
+#endif
+
+#ifdef NBD_NO_EXTRAS
+#undef NBD_NO_BLOCK_STATUS
+#define NBD_NO_BLOCK_STATUS
+#undef NBD_NO_RAW
+#define NBD_NO_RAW
+#undef NBD_NO_SPARSE
+#define NBD_NO_SPARSE
+#endif
+
+#ifdef NBD_NO_POLL
+#undef NBD_NO_SOCKETS
+#define NBD_NO_SOCKETS
+#endif
+
+#if defined(NBD_NO_POLL) || defined(NBD_NO_ADVICE)
+#undef NBD_NO_CONVENIENCE
+#define NBD_NO_CONVENIENCE
 #endif
 
 #ifdef NBD_STATIC
@@ -743,7 +774,9 @@ NBD_API int nbd_issue(nbd_client *client, const nbd_op *op, uint64_t *id);
 // Whether this server offers this command with these flags: 1 or 0; 0 before READY
 // and from disconnect on.  It looks neither at sizes, slots nor NBD_UNCHECKED_ flags.
 // Chapter "Transmission flags".
+#ifndef NBD_NO_ADVICE
 NBD_API int nbd_allows(const nbd_client *client, uint32_t command, uint32_t flags);
+#endif
 
 // Events that a program waits for, and what nbd_wants answers.
 #define NBD_WANT_READ 0x1u
@@ -761,7 +794,9 @@ NBD_API int nbd_allows(const nbd_client *client, uint32_t command, uint32_t flag
 //
 // Returns 0, also if the connection has failed (nbd_next tells);
 // NBD_ERR_STATE without a transport, or before nbd_connect.
+#ifndef NBD_NO_POLL
 NBD_API int nbd_poll(nbd_client *client, unsigned ready);
+#endif
 
 // Parses what is buffered until something has happened, and hands that out.
 // Calls no hook.  Returns 1 with *event filled, 0 if there is nothing.
@@ -814,7 +849,9 @@ enum nbd_phase_type {
 };
 
 // Returns an enum nbd_phase_type.
+#ifndef NBD_NO_ADVICE
 NBD_API int nbd_phase(const nbd_client *client);
+#endif
 
 // A constant text naming the rule that the server broke, or ""; never NULL.
 NBD_API const char *nbd_detail(const nbd_client *client);
@@ -1655,6 +1692,21 @@ enum nbdi_step { NBDI_WAIT, NBDI_AGAIN, NBDI_EVENT };
 #else
 #define NBDI_COUNTS 1
 #endif
+#ifdef NBD_NO_EXTRAS
+#define NBDI_EXTRAS 0
+#else
+#define NBDI_EXTRAS 1
+#endif
+#ifdef NBD_NO_POLL
+#define NBDI_POLLS 0
+#else
+#define NBDI_POLLS 1
+#endif
+#if defined(NBD_NO_TEXT) && defined(NBD_NO_POLL) // a transport may have texts of its own
+#define NBDI_DETAILS 0
+#else
+#define NBDI_DETAILS 1
+#endif
 
 // The bits of nbd_config.flags that are known.
 #define NBDI_CONFIG_FLAGS \
@@ -1669,9 +1721,11 @@ enum nbdi_step { NBDI_WAIT, NBDI_AGAIN, NBDI_EVENT };
 
 // Where a compiler that optimises for size guesses wrong, by the bytes on a Cortex-M.
 #if defined(__GNUC__) && defined(__OPTIMIZE_SIZE__)
+#define NBDI_SMALL 1
 #define NBDI_APART static __attribute__((noinline))
 #define NBDI_WITHIN static inline __attribute__((always_inline))
 #else
+#define NBDI_SMALL 0
 #define NBDI_APART static
 #define NBDI_WITHIN static inline
 #endif
@@ -1917,7 +1971,7 @@ NBDI_APART void nbdi_note_error(nbd_client *c, int error, const char *detail)
 {
     if (!c->error) {
         c->error = (int16_t)error;
-        c->detail = detail;
+        if (NBDI_DETAILS) c->detail = detail;
     }
 }
 
@@ -1939,6 +1993,12 @@ static int nbdi_broken(nbd_client *c, const char *detail)
 static int nbdi_alive(const nbd_client *c)
 {
     return c->state != NBDI_IDLE && c->state < NBDI_DEAD; // ENDED is the last
+}
+
+// The stream is in nobody's hands: it is the caller's to start TLS.
+static int nbdi_between(const nbd_client *c)
+{
+    return NBDI_ENCRYPTS && c->state == NBDI_TLS;
 }
 
 static int nbdi_transmitting(const nbd_client *c)
@@ -1994,7 +2054,7 @@ static int nbdi_finish(nbd_client *c, uint32_t index, nbd_event *event)
     event->error = error;
     event->server_error = s->server_error;
     event->error_offset = s->error_offset;
-    if (error && error == c->error) {
+    if (NBDI_DETAILS && error && error == c->error) {
         event->detail = c->detail;
     }
     s->id = 0;
@@ -2019,7 +2079,7 @@ static int nbdi_dead(nbd_client *c, nbd_event *event)
     c->state = NBDI_ENDED;
     event->type = NBD_EVENT_CLOSED;
     event->error = c->error;
-    event->detail = c->detail;
+    if (NBDI_DETAILS) event->detail = c->detail;
     event->option = c->option_due && c->option.option != NBD_OPTION_ABORT ? c->option.option : 0;
     return NBDI_EVENT;
 }
@@ -2049,7 +2109,7 @@ static int nbdi_at_boundary(const nbd_client *c)
 
 static const char *nbdi_closed_where(const nbd_client *c)
 {
-    if (c->transport && c->transport->detail) return c->transport->detail;
+    if (NBDI_POLLS && c->transport && c->transport->detail) return c->transport->detail;
     if (c->transmission) return NBDI_SAY("during transmission");
     if (c->state <= NBDI_FLAGS) {
         return NBDI_SAY("before the greeting was complete");
@@ -2092,20 +2152,23 @@ typedef struct nbdi_rule {
 // By enum nbd_command.  Chapters "Request types" and "Command flags".
 static const nbdi_rule nbdi_rules[] = {
     {0, 0, 0},
-    {0, NBD_DF | NBD_NO_INIT | NBDI_SPARES *NBD_SPARSE, 0},
-    {1, NBD_FUA, 0},
+    {0, NBDI_EXTRAS *NBD_DF | NBD_NO_INIT | NBDI_SPARES *NBD_SPARSE, 0},
+    {1, NBDI_EXTRAS *NBD_FUA, 0},
     {3, 0, NBD_OFFERS_FLUSH},
+#ifndef NBD_NO_EXTRAS
     {4, NBD_FUA, NBD_OFFERS_TRIM},
     {5, 0, NBD_OFFERS_CACHE},
     {6, NBD_FUA | NBD_NO_HOLE | NBD_FAST_ZERO, NBD_OFFERS_WRITE_ZEROES},
     {7, NBD_REQ_ONE, 0},
+#endif
 };
 
-// The export is read-only, and the command would change it: it is one of those that FUA
-// is for.
+// The export is read-only, and the command would change it.
 static int nbdi_forbidden(const nbd_client *c, uint32_t command)
 {
-    return (nbdi_rules[command].flags & NBD_FUA) && (c->got.flags & NBD_OFFERS_READ_ONLY);
+    int changes = command == NBD_WRITE ||
+                  (NBDI_EXTRAS && (command == NBD_TRIM || command == NBD_WRITE_ZEROES));
+    return changes && (c->got.flags & NBD_OFFERS_READ_ONLY);
 }
 
 static int nbdi_carries_data(uint32_t command)
@@ -2117,7 +2180,7 @@ static int nbdi_carries_data(uint32_t command)
 NBDI_WITHIN int nbdi_op_known(uint32_t command, uint32_t flags)
 {
     if (NBDI_RAWS && command == NBD_RAW) return flags <= 0xffffu;
-    return command >= NBD_READ && command < NBD_RAW &&
+    return command >= NBD_READ && command < sizeof nbdi_rules / sizeof *nbdi_rules &&
            (NBDI_STATUSES || command != NBD_BLOCK_STATUS) &&
            !(flags & ~(uint32_t)nbdi_rules[command].flags);
 }
@@ -2152,7 +2215,7 @@ static uint8_t *nbdi_encode(nbd_client *c, uint32_t flags_type)
 
 static void nbdi_encode_request(nbd_client *c, const nbd_slot *s)
 {
-    uint32_t flags = s->flags & NBDI_WIRE_FLAGS, type;
+    uint32_t flags = NBDI_EXTRAS ? s->flags & NBDI_WIRE_FLAGS : 0, type;
     uint64_t size = s->size;
     uint8_t *p;
     if (NBDI_RAWS && s->command == NBD_RAW) { // keeps both in the memory of the ranges
@@ -2300,13 +2363,6 @@ static void nbdi_ack_requests(nbd_client *c, size_t bytes)
 
 /// Sending: options ///
 
-static int nbdi_names_export(uint32_t option)
-{
-    return option == NBD_OPTION_EXPORT_NAME || option == NBD_OPTION_INFO ||
-           option == NBD_OPTION_GO || option == NBD_OPTION_LIST_META_CONTEXT ||
-           option == NBD_OPTION_SET_META_CONTEXT;
-}
-
 static int nbdi_has_queries(uint32_t option)
 {
     return NBDI_STATUSES &&
@@ -2316,6 +2372,11 @@ static int nbdi_has_queries(uint32_t option)
 static int nbdi_has_infos(uint32_t option)
 {
     return NBDI_GOES && (option == NBD_OPTION_INFO || option == NBD_OPTION_GO);
+}
+
+static int nbdi_names_export(uint32_t option)
+{
+    return option == NBD_OPTION_EXPORT_NAME || nbdi_has_infos(option) || nbdi_has_queries(option);
 }
 
 static nbd_iovec nbdi_string(const char *text)
@@ -2485,7 +2546,7 @@ static void nbdi_ack_options(nbd_client *c, size_t bytes)
 
 static int nbdi_pending(const nbd_client *c)
 {
-    if (c->out_failed || !nbdi_alive(c) || c->state == NBDI_TLS) return 0;
+    if (c->out_failed || !nbdi_alive(c) || nbdi_between(c)) return 0;
     if (c->transmission) {
         return c->first != NBDI_NONE || c->disc == NBDI_DISC_DUE || c->head_sent != c->head_fill;
     }
@@ -2513,7 +2574,7 @@ static void nbdi_start(nbd_client *c)
     const nbd_option *option = &c->option;
     c->option_due = 1;
     c->option_left = 1;
-    c->found = 0;
+    if (NBDI_STATUSES) c->found = 0;
     if (c->piece > 0) { // else the client flags are still on their way
         c->piece = 1;
         c->piece_fill = 1;
@@ -2522,7 +2583,7 @@ static void nbdi_start(nbd_client *c)
         c->got.context_count = 0;
         c->context_name = option->name;
     }
-    if (option->option == NBD_OPTION_EXPORT_NAME || nbdi_has_infos(option->option)) {
+    if (NBDI_GOES && (option->option == NBD_OPTION_EXPORT_NAME || nbdi_has_infos(option->option))) {
         nbdi_forget_export(c);
     }
     c->state = NBDI_OPTION;
@@ -2577,8 +2638,10 @@ static void nbdi_start_next(nbd_client *c)
     }
     c->option.option = order[c->automatic++];
     c->option.name = nbdi_name(c->config.export_name);
-    c->option.queries = c->config.queries;
-    c->option.query_count = c->config.query_count;
+    if (NBDI_STATUSES) {
+        c->option.queries = c->config.queries;
+        c->option.query_count = c->config.query_count;
+    }
     nbdi_start(c);
 }
 
@@ -2633,7 +2696,7 @@ static void nbdi_make_room(nbd_client *c)
 static int nbdi_takes_input(const nbd_client *c)
 {
     int full = c->in_end - c->in_start == c->config.buffer_size - c->head_size;
-    return nbdi_alive(c) && c->state != NBDI_TLS && !c->in_over && !full;
+    return nbdi_alive(c) && !nbdi_between(c) && !c->in_over && !full;
 }
 
 // Payload that may be received in place now: only with nothing buffered before it.
@@ -3068,11 +3131,11 @@ static int nbdi_simple(nbd_client *c, uint32_t error, nbd_event *event)
         nbdi_server_error(c, error);
         return nbdi_replied(c, event);
     }
-    if (s->command == NBD_BLOCK_STATUS ||
+    if ((NBDI_STATUSES && s->command == NBD_BLOCK_STATUS) ||
         (s->command == NBD_READ && c->got.protocol != NBD_PROTOCOL_SIMPLE)) {
         return nbdi_broken(c, NBDI_SAY("simple reply, structured needed"));
     }
-    if (s->command != NBD_READ || s->size == 0) return nbdi_replied(c, event);
+    if (s->command != NBD_READ || (NBDI_RAWS && s->size == 0)) return nbdi_replied(c, event);
     nbdi_expect_data(c, 0, (uint32_t)s->size);
     return NBDI_AGAIN;
 }
@@ -3442,7 +3505,7 @@ static int nbdi_names_ok(const nbd_config *config)
 {
     nbd_option o;
     memset(&o, 0, sizeof o);
-    o.option = NBD_OPTION_SET_META_CONTEXT;
+    o.option = NBDI_STATUSES ? NBD_OPTION_SET_META_CONTEXT : NBD_OPTION_EXPORT_NAME;
     o.name = nbdi_name(config->export_name);
     o.queries = config->queries;
     o.query_count = config->query_count;
@@ -3454,7 +3517,8 @@ static void nbdi_forget_session(nbd_client *c)
 {
     memset(c, 0, offsetof(nbd_client, config));
     memset(&c->transport, 0, sizeof *c - offsetof(nbd_client, transport));
-    c->detail = c->context_name = "";
+    if (NBDI_DETAILS) c->detail = "";
+    if (NBDI_STATUSES) c->context_name = "";
     c->header_size = 28;
     c->first = c->unsent = c->last = c->done = NBDI_NONE;
     c->in_start = c->in_end = c->head_size;
@@ -3510,6 +3574,7 @@ int nbd_connect(nbd_client *client, const nbd_transport *transport)
 static uint32_t nbdi_flags_need(uint32_t flags)
 {
     uint32_t need = 0;
+    if (!NBDI_EXTRAS) return 0;
     need |= flags & NBD_FUA ? NBD_OFFERS_FUA : 0;
     need |= flags & NBD_DF ? NBD_OFFERS_DF : 0;
     need |= flags & NBD_FAST_ZERO ? NBD_OFFERS_FAST_ZERO : 0;
@@ -3521,9 +3586,11 @@ static inline int nbdi_offered(const nbd_client *c, uint32_t command, uint32_t f
 {
     uint32_t need = nbdi_rules[command].offers | (flags ? nbdi_flags_need(flags) : 0);
     return (c->got.flags & need) == need &&
-           !(flags & NBD_DF && c->got.protocol == NBD_PROTOCOL_SIMPLE) &&
+           !(NBDI_EXTRAS && flags & NBD_DF && c->got.protocol == NBD_PROTOCOL_SIMPLE) &&
            !(NBDI_STATUSES && command == NBD_BLOCK_STATUS && c->got.context_count == 0);
 }
+
+#ifndef NBD_NO_ADVICE
 
 int nbd_allows(const nbd_client *client, uint32_t command, uint32_t flags)
 {
@@ -3532,6 +3599,8 @@ int nbd_allows(const nbd_client *client, uint32_t command, uint32_t flags)
     if (NBDI_RAWS && command == NBD_RAW) return 1;
     return nbdi_offered(c, command, flags) && !nbdi_forbidden(c, command);
 }
+
+#endif // NBD_NO_ADVICE
 
 static int nbdi_pieces_ok(const nbd_op *op)
 {
@@ -3584,7 +3653,9 @@ static int nbdi_too_large(const nbd_client *c, uint32_t command, uint64_t size)
 {
     size_t most = (size_t)nbdi_min(0xffffffffu, NBDI_DATA_MOST);
     if (!nbdi_carries_data(command)) return !nbdi_extended(c) && size > 0xffffffffu;
-    if (!nbdi_told(c, NBD_UNCHECKED_PAYLOAD)) most = nbdi_min(most, c->got.maximum_payload);
+    if (!nbdi_told(c, NBD_UNCHECKED_PAYLOAD)) { // without GO none is advertised
+        most = nbdi_min(most, NBDI_GOES ? c->got.maximum_payload : NBDI_MAXIMUM);
+    }
     return size > most;
 }
 
@@ -3806,6 +3877,8 @@ int nbd_received(nbd_client *client, ptrdiff_t result)
     return 0;
 }
 
+#ifndef NBD_NO_POLL
+
 // For a transport that takes one piece: joins small pieces in `stage`.
 static nbd_iovec nbdi_join(nbd_client *c, const nbd_iovec *iov, unsigned count, uint8_t *stage)
 {
@@ -3860,12 +3933,16 @@ static void nbdi_poll_out(nbd_client *c, nbd_iovec *iov)
     }
 }
 
+#endif // NBD_NO_POLL
+
 // Whether the transport is still to be told that nothing more will be sent.
 NBDI_WITHIN int nbdi_unfinished(const nbd_client *c)
 {
-    return c->state == NBDI_CLOSING && !c->finished && !c->out_failed && !nbdi_pending(c) &&
-           c->transport && c->transport->finish;
+    return NBDI_POLLS && c->state == NBDI_CLOSING && !c->finished && !c->out_failed &&
+           !nbdi_pending(c) && c->transport && c->transport->finish;
 }
+
+#ifndef NBD_NO_POLL
 
 // After the last byte a server may wait for the end of the stream before it ends its own.
 static void nbdi_finish_sending(nbd_client *c)
@@ -3908,14 +3985,18 @@ int nbd_poll(nbd_client *client, unsigned ready)
     return 0;
 }
 
+#endif // NBD_NO_POLL
+
 // The end by name: all at once would be a slow string instruction on some machines.
 static void nbdi_blank(nbd_event *event)
 {
-    memset(event, 0, offsetof(nbd_event, text_kind));
-    event->text_kind = 0;
-    event->text_length = 0;
-    event->text = NULL;
-    event->text_size = 0;
+    memset(event, 0, NBDI_SMALL ? sizeof *event : offsetof(nbd_event, text_kind));
+    if (!NBDI_SMALL) {
+        event->text_kind = 0;
+        event->text_length = 0;
+        event->text = NULL;
+        event->text_size = 0;
+    }
     event->detail = "";
 }
 
@@ -3962,8 +4043,8 @@ int nbd_disconnect(nbd_client *client)
     if (!nbdi_alive(client)) return NBD_ERR_STATE;
     client->closing = 1;
     client->fresh = 1;
-    if (client->state == NBDI_TLS) {
-        client->state = NBDI_DEAD; // the stream is in nobody's hands
+    if (nbdi_between(client)) {
+        client->state = NBDI_DEAD;
     }
     nbdi_wind_up(client);
     return 0;
@@ -3988,8 +4069,10 @@ const nbd_counters *nbd_count(const nbd_client *client)
 
 const char *nbd_detail(const nbd_client *client)
 {
-    return client->detail ? client->detail : ""; // NULL before nbd_init, if zeroed
+    return NBDI_DETAILS && client->detail ? client->detail : ""; // NULL before nbd_init, if zeroed
 }
+
+#ifndef NBD_NO_ADVICE
 
 int nbd_phase(const nbd_client *client)
 {
@@ -4000,6 +4083,8 @@ int nbd_phase(const nbd_client *client)
     if (c->state >= NBDI_CLOSING || c->closing) return NBD_PHASE_CLOSING;
     return c->transmission ? NBD_PHASE_TRANSMISSION : NBD_PHASE_OPTIONS;
 }
+
+#endif // NBD_NO_ADVICE
 
 #ifndef NBD_NO_NEGOTIATE
 

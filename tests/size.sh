@@ -123,7 +123,7 @@ arm() {
     head_of_table '-Os -mthumb -mcpu=cortex-m3'
     profile 'engine' "$engine" 12288 512
     profile 'engine without texts' "$engine -DNBD_NO_TEXT" 9216 512
-    ! known NBD_MINIMAL || profile 'minimal engine' "$engine -DNBD_MINIMAL" 6144 512
+    ! known NBD_MINIMAL || profile 'minimal engine' "$engine -DNBD_MINIMAL" 5120 512
     profile 'engine, convenience' '-DNBD_NO_SOCKETS' '' ''
     memory 1024
 }
@@ -158,6 +158,9 @@ cuts() {
     cut_row NBD_NO_MESSAGES 'texts of the server'
     cut_row NBD_NO_GO 'GO, and with it block sizes'
     cut_row NBD_NO_COUNTERS 'counters but `in_flight`'
+    cut_row NBD_NO_EXTRAS 'all but reading, writing and flushing'
+    cut_row NBD_NO_ADVICE '`nbd_allows`, `nbd_phase`'
+    cut_row NBD_NO_POLL '`nbd_poll`: you move the bytes'
     cut_row NBD_MINIMAL 'all of these'
 }
 
