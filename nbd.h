@@ -2883,11 +2883,11 @@ static int nbdi_step_option(nbd_client *c, const uint8_t *p)
 
 static int nbdi_step_server(nbd_client *c, const uint8_t *p)
 {
-    uint32_t length = nbdi_get32(p), description = c->reply_length - 4 - length;
-    if (length > NBDI_STRING_MAX || description > NBDI_STRING_MAX) { // below 0 it has wrapped
+    uint32_t length = nbdi_get32(p), room = c->reply_length - 4;
+    if (length > NBDI_STRING_MAX || length > room || room - length > NBDI_STRING_MAX) {
         return nbdi_broken(c, NBDI_SAY("export name or description too long"));
     }
-    c->reply_length = description;
+    c->reply_length = room - length;
     return nbdi_text(c, NBD_TEXT_EXPORT, length, NBDI_LISTED);
 }
 

@@ -3,7 +3,7 @@
 // compiles it with each macro.
 #define _POSIX_C_SOURCE 200112L
 #define NBD_IMPLEMENTATION
-#include "../nbd.h"
+#include "nbd.h"
 
 #include <stdio.h>
 #include <string.h>

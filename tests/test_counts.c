@@ -2,7 +2,7 @@
 // no poll ends with NBD_SEND_MORE outstanding.
 #define _DEFAULT_SOURCE 1
 #define NBD_IMPLEMENTATION
-#include "../nbd.h"
+#include "nbd.h"
 
 #include "play.h"
 

@@ -2,7 +2,7 @@
 #define _DEFAULT_SOURCE 1
 #define NBD_SEND_BUFFER 0
 #define NBD_IMPLEMENTATION
-#include "../nbd.h"
+#include "nbd.h"
 
 #include "play.h"
 

@@ -4,7 +4,7 @@
 // and leave no byte in a failed read that the server did not send.
 #define _DEFAULT_SOURCE 1
 #define NBD_IMPLEMENTATION
-#include "../nbd.h"
+#include "nbd.h"
 
 #include "sessions.h"
 

@@ -7,7 +7,7 @@
 // has anything more to do.
 #define _DEFAULT_SOURCE 1
 #define NBD_IMPLEMENTATION
-#include "../nbd.h"
+#include "nbd.h"
 
 #include "sessions.h"
 

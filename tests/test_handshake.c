@@ -1,7 +1,7 @@
 // The handshake: each rule is a session, played in every mode of play.h.
 #define _DEFAULT_SOURCE 1
 #define NBD_IMPLEMENTATION
-#include "../nbd.h"
+#include "nbd.h"
 
 #include "play.h"
 

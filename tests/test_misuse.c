@@ -1,7 +1,7 @@
 // Bad use returns its own error, changes nothing and sends nothing.
 #define _DEFAULT_SOURCE 1
 #define NBD_IMPLEMENTATION
-#include "../nbd.h"
+#include "nbd.h"
 
 #include "play.h"
 

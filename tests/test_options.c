@@ -3,7 +3,7 @@
 // while it reads.
 #define _DEFAULT_SOURCE 1
 #define NBD_IMPLEMENTATION
-#include "../nbd.h"
+#include "nbd.h"
 
 #include "play.h"
 

@@ -2,7 +2,7 @@
 // acknowledged; both directions are independent; nbd_wants tells the truth.
 #define _DEFAULT_SOURCE 1
 #define NBD_IMPLEMENTATION
-#include "../nbd.h"
+#include "nbd.h"
 
 #include "play.h"
 

@@ -3,7 +3,7 @@
 // the memory of each read when it finishes; each rule is a session.
 #define _DEFAULT_SOURCE 1
 #define NBD_IMPLEMENTATION
-#include "../nbd.h"
+#include "nbd.h"
 
 #include "play.h"
 

@@ -2,7 +2,7 @@
 // with structured replies and with extended headers.  Then the longest chunk.
 #define _DEFAULT_SOURCE 1
 #define NBD_IMPLEMENTATION
-#include "../nbd.h"
+#include "nbd.h"
 
 #include "play.h"
 

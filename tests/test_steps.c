@@ -3,7 +3,7 @@
 // Then: no state of the engine is left out.
 #define _DEFAULT_SOURCE 1
 #define NBD_IMPLEMENTATION
-#include "../nbd.h"
+#include "nbd.h"
 
 #define SESSIONS_ONLY
 #include "test_handshake.c"

@@ -5,7 +5,7 @@
 #include <pthread.h>
 
 #define NBD_IMPLEMENTATION
-#include "../nbd.h"
+#include "nbd.h"
 
 #include "check.h"
 

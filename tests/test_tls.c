@@ -21,7 +21,7 @@ static int spy_ssl_write(mbedtls_ssl_context *ssl, const unsigned char *data, si
 
 #define mbedtls_ssl_write spy_ssl_write
 #define NBD_IMPLEMENTATION
-#include "../nbd.h"
+#include "nbd.h"
 #undef mbedtls_ssl_write
 
 #include "tls_play.h"

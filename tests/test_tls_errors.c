@@ -81,7 +81,7 @@ static int told_own_cert(mbedtls_ssl_config *config, mbedtls_x509_crt *own, mbed
 #define mbedtls_ssl_config_defaults told_defaults
 #define mbedtls_ssl_conf_own_cert told_own_cert
 #define NBD_IMPLEMENTATION
-#include "../nbd.h"
+#include "nbd.h"
 #undef mbedtls_ssl_handshake_step
 #undef mbedtls_ssl_read
 #undef mbedtls_ssl_write

@@ -4,7 +4,7 @@
 // but the client flags and STARTTLS can leave in clear unseen.
 #define _DEFAULT_SOURCE 1
 #define NBD_IMPLEMENTATION
-#include "../nbd.h"
+#include "nbd.h"
 
 #include "play.h"
 

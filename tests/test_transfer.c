@@ -2,7 +2,7 @@
 // every mode of play.h.  What reads promise stands in test_reads.c.
 #define _DEFAULT_SOURCE 1
 #define NBD_IMPLEMENTATION
-#include "../nbd.h"
+#include "nbd.h"
 
 #include "play.h"
 

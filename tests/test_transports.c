@@ -5,7 +5,7 @@
 #include <fcntl.h>
 
 #define NBD_IMPLEMENTATION
-#include "../nbd.h"
+#include "nbd.h"
 #include "check.h"
 #include "stream.h"
 

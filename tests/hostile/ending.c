@@ -1,7 +1,7 @@
 // Connections that break, stall and end in every way, with requests in every stage.
 #define _DEFAULT_SOURCE 1
 #define NBD_IMPLEMENTATION
-#include "../../nbd.h"
+#include "nbd.h"
 
 #include "hostile.h"
 

@@ -1,7 +1,7 @@
 // A server that answers options in every way, right and wrong.
 #define _DEFAULT_SOURCE 1
 #define NBD_IMPLEMENTATION
-#include "../../nbd.h"
+#include "nbd.h"
 
 #include "hostile.h"
 

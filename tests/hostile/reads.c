@@ -2,7 +2,7 @@
 // a model that knows nothing of ranges, only which byte was sent how often.
 #define _DEFAULT_SOURCE 1
 #define NBD_IMPLEMENTATION
-#include "../../nbd.h"
+#include "nbd.h"
 
 #include "hostile.h"
 

@@ -2,7 +2,7 @@
 // sentences on extents and contexts.
 #define _DEFAULT_SOURCE 1
 #define NBD_IMPLEMENTATION
-#include "../../nbd.h"
+#include "nbd.h"
 
 #include "hostile.h"
 

@@ -1,7 +1,7 @@
 // A server, or somebody on the way, that tampers with the start of TLS.
 #define _DEFAULT_SOURCE 1
 #define NBD_IMPLEMENTATION
-#include "../../nbd.h"
+#include "nbd.h"
 
 #include "hostile.h"
 

@@ -1,7 +1,7 @@
 // Hostile URIs.  Text and memory end at pages that cannot be touched.
 #define _DEFAULT_SOURCE 1
 #define NBD_IMPLEMENTATION
-#include "../../nbd.h"
+#include "nbd.h"
 
 #include <sys/mman.h>
 
