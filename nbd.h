@@ -92,8 +92,8 @@
 //   NBD_RANGES       disjoint ranges that a read may be answered in before it
 //                    fails as too fragmented; 1 to 64, default 4.  A slot takes
 //                    8 bytes for each.
-//   NBD_NO_SOCKETS   leaves out the socket transport, dialling and nbd_sync_open
-//   NBD_NO_DIAL      leaves out dialling and nbd_sync_open (getaddrinfo)
+//   NBD_NO_SOCKETS   leaves out the socket transport, dialling, nbd_sync_dial, nbd_sync_open
+//   NBD_NO_DIAL      leaves out dialling, nbd_sync_dial and nbd_sync_open (getaddrinfo)
 //   NBD_NO_CONVENIENCE  leaves out URIs and the nbd_sync_ and nbd_walk_ calls
 //   NBD_NO_NEGOTIATE    leaves out nbd_negotiate, and lists of exports with it
 //   NBD_NO_BLOCK_STATUS leaves out metadata contexts and extents
@@ -111,7 +111,9 @@
 //                       count: keep to 512 or 4096 yourself), one that refuses just hangs
 //                       up, and one that insists on telling them does so too.  Implies
 //                       NBD_NO_NEGOTIATE and NBD_NO_EXTENDED_HEADERS
-//   NBD_NO_COUNTERS     leaves all of nbd_counters but in_flight at 0
+//   NBD_NO_COUNTERS     leaves all of nbd_counters but in_flight at 0; but with
+//                       NBD_NO_SOCKETS they are all that the nbd_sync_ calls have for a
+//                       clock, and stay unless NBD_NO_CONVENIENCE leaves those out
 //   NBD_NO_EXTRAS       leaves out all commands but READ, WRITE and FLUSH, and all their flags
 //                       but NBD_NO_INIT; implies NBD_NO_BLOCK_STATUS, NBD_NO_RAW and
 //                       NBD_NO_SPARSE
@@ -121,8 +123,8 @@
 //   NBD_MINIMAL         all of these from NBD_NO_NEGOTIATE on, NBD_NO_TEXT, and NBD_RANGES
 //                       is 1 unless you say more: for reading, writing and flushing with
 //                       simple or structured replies, where you move the bytes
-//                       What they leave out is refused: a flag, a command and pieces with
-//                       NBD_ERR_ARG.
+//                       What they leave out is refused: a flag, an option, a command and
+//                       pieces with NBD_ERR_ARG.
 //   NBD_MBEDTLS      adds TLS by mbedTLS 2.28 or 3.6
 //   NBD_TLS_STAGE    bytes in nbd_tls that a header and the data behind it are joined in,
 //                    to leave in one record; 512 to 16384, default 4096
@@ -140,7 +142,8 @@
 //   NBD_SEND_BUFFER  bytes that dialling asks the system to hold for sending on sockets
 //                    other than TCP: more takes fewer calls, but leaves the cache;
 //                    default 256 KiB, 0 asks for nothing
-//   NBD_NO_TEXT      drops the texts of nbd_strerror and nbd_detail (all "")
+//   NBD_NO_TEXT      drops the texts of nbd_strerror and nbd_detail (all "", but for what
+//                    a transport says)
 //   NBD_ASSERT(x)    checks the library's own invariants; default: nothing
 
 #define NBD_VERSION_MAJOR 0
@@ -465,7 +468,8 @@ typedef struct nbd_op {
     void *user;           // comes back in every event of this request
     // BLOCK_STATUS: NULL asks for all metadata contexts; else indices of those asked
     // for, each once.  nbd_issue then writes what is sent to `buffer`, which has
-    // 8 + 4 * context_count bytes.  Needs NBD_OFFERS_STATUS_PAYLOAD.
+    // 8 + 4 * context_count bytes.  Needs NBD_OFFERS_STATUS_PAYLOAD.  NULL for any other
+    // command.
     const uint32_t *contexts;
     uint32_t context_count;
     uint32_t raw_type; // RAW: type; `flags` then goes out as it is, and `data`, if
@@ -478,8 +482,8 @@ enum nbd_event_type {
     NBD_EVENT_READY,    // commands may be issued; see nbd_negotiated
     NBD_EVENT_DONE,     // a request finished: id, user, command, offset, size,
                         // error, server_error, error_offset.  Its slot is free.
-    NBD_EVENT_HOLE,     // a hole in a read with NBD_SPARSE: id, user, offset, size
-    NBD_EVENT_EXTENT,   // one extent: id, user, context, offset, size, flags.
+    NBD_EVENT_HOLE,     // a hole in a read with NBD_SPARSE: id, user, command, offset, size
+    NBD_EVENT_EXTENT,   // one extent: id, user, command, context, offset, size, flags.
                         // Those of a context follow each other without gap
                         // from the request's offset on; none is empty; the last
                         // may reach behind the request (not with NBD_REQ_ONE)
@@ -504,7 +508,7 @@ enum nbd_text_kind {
                           // which of them the server chose, in its own order
 };
 
-// What nbd_next hands out.  Members that the type does not name are zero.
+// What nbd_next hands out.  Members that the type does not name are zero, detail is "".
 typedef struct nbd_event {
     uint32_t type;         // enum nbd_event_type
     int32_t error;         // 0, NBD_E..., NBD_ERR_..., NBD_REP_ERR_...
@@ -611,7 +615,7 @@ typedef struct nbd_context {
 // reach such a server call nbd_init again with this flag and dial again.
 #define NBD_ONLY_EXPORT_NAME 0x0004u
 // The caller drives the options with nbd_negotiate: after the greeting comes an
-// OPTION event with option 0 instead of automatic options.
+// OPTION event with option 0 instead of automatic options; from an oldstyle server READY.
 #define NBD_NEGOTIATE 0x0008u
 #define NBD_TLS_ALLOW 0x0010u   // ask for TLS, go on in clear if refused
 #define NBD_TLS_REQUIRE 0x0020u // nothing but STARTTLS leaves in clear
@@ -764,10 +768,10 @@ NBD_API int nbd_connect(nbd_client *client, const nbd_transport *transport);
 // event, in no promised order.
 // op: this call; what it points to: until finished.
 // Errors: NBD_ERR_STATE (not READY yet, or disconnecting, or over), NBD_ERR_ARG
-// (unknown command, flag not valid for it, memory missing, pieces that do not
-// sum up, FLUSH with an offset or size), NBD_ERR_READ_ONLY, NBD_ERR_UNSUPPORTED, NBD_ERR_ZERO_SIZE,
-// NBD_ERR_PAYLOAD (READ, WRITE: above maximum_payload; the rest: above 2^32 - 1
-// without extended headers), NBD_ERR_BOUNDS, NBD_ERR_BLOCK_SIZE, NBD_ERR_FULL.
+// (unknown command, flag not valid for it, memory missing or not for it, pieces that do not
+// sum up, FLUSH with an offset or size, contexts that are empty, twice or unknown), NBD_ERR_READ_ONLY, NBD_ERR_UNSUPPORTED, NBD_ERR_ZERO_SIZE, NBD_ERR_PAYLOAD (READ,
+// WRITE: above maximum_payload, and always above 2^32 - 1 or half of the memory that a
+// pointer reaches; the rest: above 2^32 - 1 without extended headers), NBD_ERR_BOUNDS, NBD_ERR_BLOCK_SIZE, NBD_ERR_FULL.
 // Chapters "Request message", "Size constraints".
 NBD_API int nbd_issue(nbd_client *client, const nbd_op *op, uint64_t *id);
 
@@ -814,9 +818,10 @@ NBD_API unsigned nbd_wants(const nbd_client *client);
 // Ends the session politely: no new commands from now on; when nothing is in
 // flight NBD_CMD_DISC goes out (NBD_OPT_ABORT during options), then the stream
 // is read to its end and CLOSED comes, with error 0.  Keep polling until then.  On
-// a stream that has no end (a UART) NBD_CMD_DISC is out when nbd_wants says neither
-// WRITE nor NOW; call nbd_abandon then.  With "Own I/O" shut the stream down for
-// sending at that point: some servers wait for its end.
+// a stream that has no end (a UART), in transmission and with nothing in flight,
+// NBD_CMD_DISC is out when nbd_wants says neither WRITE nor NOW; call nbd_abandon
+// then.  With "Own I/O" shut the stream down for sending at that point: some servers
+// wait for its end.
 // A server that says NBD_ESHUTDOWN causes the same by itself; CLOSED then
 // carries NBD_ESHUTDOWN.
 // Errors: NBD_ERR_STATE (not connected, or over).
@@ -859,11 +864,12 @@ NBD_API const char *nbd_detail(const nbd_client *client);
 /// Options ///
 //
 // For tools that list exports or choose contexts.  With NBD_NEGOTIATE the handshake
-// stops after the greeting with an OPTION event (option 0).  From then on each
-// nbd_negotiate is followed by its TEXT events and one OPTION event, or CLOSED
-// (after nbd_disconnect too).  A refused option leaves the session usable (but
-// NBD_REP_ERR_SHUTDOWN ends it).  Success of GO and EXPORT_NAME is READY instead of
-// OPTION, that of STARTTLS is the STARTTLS event.
+// stops after the greeting with an OPTION event (option 0); an oldstyle server has no
+// options, and READY comes at once.  From then on each nbd_negotiate is followed by its
+// TEXT events and one OPTION event, or CLOSED (after nbd_disconnect too).  A refused option
+// leaves the session usable, but three refusals end it: NBD_REP_ERR_SHUTDOWN, STARTTLS with
+// NBD_TLS_REQUIRE, and GO as unknown after extended headers.  Success of GO and EXPORT_NAME
+// is READY instead of OPTION, that of STARTTLS is the STARTTLS event.
 
 // Numbers of the options ("Option types").
 #define NBD_OPTION_EXPORT_NAME 1u
@@ -886,9 +892,10 @@ NBD_API const char *nbd_detail(const nbd_client *client);
 // Errors: NBD_ERR_STATE (no NBD_NEGOTIATE, greeting not over, another option under
 // way, disconnecting, over, STARTTLS twice, ABORT: use nbd_disconnect),
 // NBD_ERR_UNSUPPORTED (server is not fixed newstyle, and it is not EXPORT_NAME;
-// EXPORT_NAME after extended headers; SET_META_CONTEXT without structured replies),
+// EXPORT_NAME after extended headers; SET_META_CONTEXT, unless with data of your own,
+// without structured replies),
 // NBD_ERR_TLS (NBD_TLS_REQUIRE, and it is not STARTTLS), NBD_ERR_NAME, NBD_ERR_ARG
-// (NULL with a count or size above 0).
+// (NULL with a count or size above 0; what a macro has left out).
 // Chapter "Option types".
 #ifndef NBD_NO_NEGOTIATE
 NBD_API int nbd_negotiate(nbd_client *client, const nbd_option *option);
@@ -1012,8 +1019,9 @@ typedef struct nbd_dial {
 // dial: until nbd_dial_step ends it or nbd_dial_stop.  address: this call.
 // Returns 0: wait until dial->socket is writable, then call nbd_dial_step.
 // Errors: NBD_ERR_RESOLVE, NBD_ERR_CONNECT (no attempt could be started),
-// NBD_ERR_ARG (path too long, member missing), NBD_ERR_UNSUPPORTED (this
-// platform has no such sockets).  After an error nothing is left open.
+// NBD_ERR_ARG (path too long, member missing, unknown kind, family not 0, 4 or 6),
+// NBD_ERR_UNSUPPORTED (this platform has no such sockets).  After an error nothing is left
+// open.
 NBD_API int nbd_dial_start(nbd_dial *dial, const nbd_address *address);
 
 // Goes on connecting without blocking; each address of a name is tried in turn.
@@ -1028,7 +1036,7 @@ NBD_API int nbd_dial_start(nbd_dial *dial, const nbd_address *address);
 NBD_API int nbd_dial_step(nbd_dial *dial);
 
 // Gives up the attempt under way as timed out and starts the next address.
-// Returns and errors: as nbd_dial_step.
+// Returns 0, and errors: as nbd_dial_step.
 NBD_API int nbd_dial_next(nbd_dial *dial);
 
 // Gives up: closes what nbd_dial_start and nbd_dial_step opened.  Harmless after
@@ -1128,13 +1136,14 @@ typedef struct nbd_tls_credentials {
 } nbd_tls_credentials;
 
 // Makes a configuration: TLS 1.2 or 1.3, mbedTLS's default ciphers, no session tickets.
-// Calls psa_crypto_init where mbedTLS wants it (for TLS 1.3): it may be called twice, but
-// not by two threads at once.
+// Calls psa_crypto_init where mbedTLS wants it (for TLS 1.3, or built to use PSA): it may be
+// called twice, but not by two threads at once.
 // credentials: until nbd_tls_credentials_free; call that after an error too.
 // options: this call, but see rng.
 // Errors, each with credentials->detail: NBD_ERR_ARG (neither a CA nor a PSK nor no_verify;
 // a thing as memory and as file; certificate without key or the reverse; PSK with a CA or
-// a certificate, without user, or empty; no rng, and mbedTLS has none),
+// a certificate, without user, or empty; no rng, and mbedTLS has none; mbedTLS is built
+// without the certificates, shared keys or files that this takes),
 // NBD_ERR_TLS_SETUP (a file cannot be read, or what it holds cannot be used; password
 // missing or wrong; key of another certificate; user not in psk_file; out of memory).
 NBD_API int nbd_tls_credentials_init(nbd_tls_credentials *credentials,
@@ -1161,6 +1170,7 @@ typedef struct nbd_tls {
     uint8_t up;         // 1 once the handshake is over
     uint8_t heard;      // 1 once a byte of NBD has come
     uint8_t send_waits; // 1 while the send hook waits for input
+    uint8_t sending;    // 1 if the send hook below was the last of its hooks to be called
     uint8_t send_over;  // 1 once the transport below cannot send
     uint8_t notified;   // 1 once close_notify has been made
     uint8_t below_over; // NBDI_TLS_..., or 0
@@ -1335,7 +1345,7 @@ NBD_API int nbd_sync_write_zeroes(nbd_sync *sync, uint64_t size, uint64_t offset
 NBD_API int nbd_sync_zero(nbd_sync *sync, uint64_t size, uint64_t offset, uint32_t flags,
                           const void *zeroes, size_t zeroes_size);
 
-// Disconnects, waits for the end, closes what nbd_sync_open opened.  Call it in
+// Disconnects, waits for the end, closes what nbd_sync_open or nbd_sync_dial opened.  Call it in
 // every case, after errors too; harmless on a zeroed struct, and twice.
 // Returns 0 (also if the session was over before), or the error that it ended with: on a
 // stream without an end NBD_ERR_TIMEOUT, with NBD_CMD_DISC sent;
@@ -1403,7 +1413,8 @@ NBD_API int nbd_walk_next(nbd_walk *walk);
 
 #ifdef NBD_MBEDTLS
 #include <mbedtls/platform_util.h>
-#ifdef MBEDTLS_SSL_PROTO_TLS1_3
+#if defined(MBEDTLS_SSL_PROTO_TLS1_3) || defined(MBEDTLS_USE_PSA_CRYPTO)
+#define NBDI_TLS_STARTS_PSA
 #include <psa/crypto.h>
 #endif
 #ifdef MBEDTLS_FS_IO
@@ -1451,8 +1462,8 @@ extern "C" {
 //
 // Order of what follows: wire, memory of a request, range proof, endings, sending
 // (requests, options), receiving (input memory, options, replies), public functions,
-// sockets, convenience (on the public calls only).  The engine knows no sockets, clocks,
-// heap, errno or TLS.
+// sockets, mbedTLS, convenience.  The last three touch nothing inside the client.  The engine
+// knows no sockets, clocks, heap, errno or TLS.
 //
 // STATES.  What each state reads, and where it leads.  A state reads a fixed
 // number of bytes that lie in one piece (the least read-ahead holds the
@@ -1481,7 +1492,7 @@ extern "C" {
 //   SKIP         a counted run, dropped             `after`
 //   SETTLE       nothing; the final reply is in,    OPTION, NAME, HAGGLE, TLS, REPLY,
 //                the rest of the option goes out    CLOSING
-//   TLS          nothing                            OPTION, HAGGLE (nbd_starttls)
+//   TLS          nothing                            OPTION, NAME, HAGGLE (nbd_starttls)
 //   REPLY        16, 20 or 32: header of a reply    DATA, OFFSET, HOLE, ERROR, STATUS,
 //                                                   REPLY, CLOSING
 //   OFFSET       8: offset of a data chunk          DATA
@@ -1687,7 +1698,7 @@ enum nbdi_step { NBDI_WAIT, NBDI_AGAIN, NBDI_EVENT };
 #else
 #define NBDI_GOES 1
 #endif
-#ifdef NBD_NO_COUNTERS
+#if defined(NBD_NO_COUNTERS) && (defined(NBD_NO_CONVENIENCE) || !defined(NBD_NO_SOCKETS))
 #define NBDI_COUNTS 0
 #else
 #define NBDI_COUNTS 1
@@ -2477,7 +2488,7 @@ static int nbdi_option_piece(const nbd_client *c, uint32_t i, uint8_t *small, nb
         v->size = o->data_size;
     } else if (i == 2) {
         if (nbdi_names_export(o->option)) *v = nbdi_string(o->name);
-    } else if (i == 3) {
+    } else if (i == 3 && (NBDI_GOES || NBDI_STATUSES)) {
         v->size = nbdi_put_after_name(o, small);
     } else if (!nbdi_has_queries(nbdi_made(o)) || (i - 4) / 2 >= o->query_count) {
         return 0;
@@ -2652,7 +2663,7 @@ static void nbdi_about_option(const nbd_client *c, nbd_event *event)
     event->error = nbdi_option_error(c->reply_error);
 }
 
-// The greeting, an option or the start of TLS is over: what is next?
+// The greeting or an option is over: what is next?
 static int nbdi_haggle(nbd_client *c, nbd_event *event)
 {
     c->state = NBDI_HAGGLE;
@@ -3554,7 +3565,6 @@ int nbd_init_checked(nbd_client *client, const nbd_config *config, size_t client
     client->head_size =
         (uint32_t)nbdi_min((size_t)32 * config->slot_count, config->buffer_size / 4);
     nbdi_forget_session(client);
-    nbdi_free_slots(client);
     return 0;
 }
 
@@ -3563,6 +3573,7 @@ int nbd_connect(nbd_client *client, const nbd_transport *transport)
     nbd_client *c = client;
     if (c->state != NBDI_IDLE && c->state != NBDI_ENDED) return NBD_ERR_STATE;
     nbdi_forget_session(c);
+    nbdi_free_slots(c);
     nbdi_forget_export(c);
     c->transport = transport;
     c->state = NBDI_MAGIC;
@@ -4088,6 +4099,15 @@ int nbd_phase(const nbd_client *client)
 
 #ifndef NBD_NO_NEGOTIATE
 
+// What the server would do after these options this build could not follow.
+static int nbdi_is_cut(uint32_t option)
+{
+    return (!NBDI_ENCRYPTS && option == NBD_OPTION_STARTTLS) ||
+           (!NBDI_EXTENDS && option == NBD_OPTION_EXTENDED_HEADERS) ||
+           (!NBDI_STATUSES &&
+            (option == NBD_OPTION_LIST_META_CONTEXT || option == NBD_OPTION_SET_META_CONTEXT));
+}
+
 static int nbdi_option_ok(const nbd_option *o)
 {
     return (o->data || !o->data_size) && (o->queries || !o->query_count);
@@ -4101,7 +4121,7 @@ int nbd_negotiate(nbd_client *client, const nbd_option *option)
         (number == NBD_OPTION_STARTTLS && c->got.tls)) {
         return NBD_ERR_STATE;
     }
-    if (!nbdi_option_ok(option)) return NBD_ERR_ARG;
+    if (nbdi_is_cut(number) || !nbdi_option_ok(option)) return NBD_ERR_ARG;
     if (nbdi_told(c, NBD_TLS_REQUIRE) && !c->got.tls && number != NBD_OPTION_STARTTLS) {
         return NBD_ERR_TLS;
     }
@@ -5010,6 +5030,7 @@ static int nbdi_tls_put(void *context, const unsigned char *data, size_t size)
     ptrdiff_t result;
     one.base = nbdi_unconst(data);
     one.size = size;
+    tls->sending = 1;
     result = tls->below->send(tls->below->context, &one, 1, tls->more);
     if (result > 0) return (int)result;
     if (result == 0) result = NBD_IO_WRITE;
@@ -5025,6 +5046,7 @@ static int nbdi_tls_get(void *context, unsigned char *to, size_t size)
     nbd_tls *tls = (nbd_tls *)context;
     nbd_iovec one;
     ptrdiff_t result;
+    tls->sending = 0;
     // Reading has sent the rest of a record: what answers it must not come before nbd_sent.
     if (tls->latch && !nbdi_tls_is_stuck(tls)) return nbdi_tls_stopped(tls, NBD_IO_WRITE);
     if (tls->budget < size) {
@@ -5046,7 +5068,7 @@ static int nbdi_tls_get(void *context, unsigned char *to, size_t size)
 // An alert that mbedTLS could not send does not stop reading: nbdi_tls_flush is to send it.
 static int nbdi_tls_may_go_on(const nbd_tls *tls)
 {
-    return tls->up && !tls->latch && tls->blocked == NBD_IO_WRITE;
+    return tls->up && !tls->latch && tls->sending && tls->blocked == NBD_IO_WRITE;
 }
 
 // What a result of mbedTLS that moved nothing means: NBD_IO_..., or NBDI_TLS_AGAIN.  It
@@ -5220,7 +5242,7 @@ static ptrdiff_t nbdi_tls_send(void *context, const nbd_iovec *iov, unsigned cou
         } else {
             v = nbdi_tls_gather(tls, iov, count, sent, (size_t)most);
         }
-        tls->more = sent + v.size < total ? NBD_SEND_MORE : flags;
+        tls->more = sent + v.size < nbdi_min(total, NBD_POLL_BYTES) ? NBD_SEND_MORE : flags;
         result = nbdi_tls_record(tls, v);
         if (result > 0) sent += (size_t)result;
     }
@@ -5620,7 +5642,7 @@ static int nbdi_tls_start_config(nbd_tls_credentials *c)
     int result =
         mbedtls_ssl_config_defaults(&c->config, MBEDTLS_SSL_IS_CLIENT, MBEDTLS_SSL_TRANSPORT_STREAM,
                                     MBEDTLS_SSL_PRESET_DEFAULT);
-#ifdef MBEDTLS_SSL_PROTO_TLS1_3
+#ifdef NBDI_TLS_STARTS_PSA
     if (!result && psa_crypto_init()) result = MBEDTLS_ERR_SSL_HW_ACCEL_FAILED;
 #endif
     if (result) return nbdi_tls_bad(c, result, NBDI_SAY("TLS: mbedTLS cannot start"));
@@ -6389,6 +6411,10 @@ static void nbdi_sync_start_tls(nbdi_sync_call *call)
 {
 #ifndef NBD_NO_TLS
     nbd_sync *sync = call->sync;
+    if (sync->tls && !sync->tls->wait) {
+        nbdi_sync_finish(call, NBD_ERR_STATE);
+        return;
+    }
     if (sync->tls) {
         sync->transport = sync->tls;
         (void)nbd_starttls(sync->client, sync->tls); // it is due, and nbd_poll leaves no offer
@@ -6457,10 +6483,11 @@ static int nbdi_sync_wait(nbdi_sync_call *call)
     return ready == 0 && call->left_ms == 0 ? NBD_ERR_TIMEOUT : ready;
 }
 
-// The first turn tries to write: what was just queued rarely has to wait.
+// The first turn tries to write: what was just queued rarely has to wait.  A transport that
+// shakes hands by itself may do so only in the hook that is asked for the greeting.
 static int nbdi_sync_await(nbdi_sync_call *call, uint32_t awaits, uint64_t id)
 {
-    int ready = (int)NBD_WANT_WRITE;
+    int ready = (int)(awaits == NBD_EVENT_READY ? NBD_WANT_READ | NBD_WANT_WRITE : NBD_WANT_WRITE);
     call->awaits = awaits;
     call->id = id;
     call->over = 0;
@@ -6520,33 +6547,49 @@ static void nbdi_sync_release(nbd_sync *sync)
 static int nbdi_sync_wait_dial(nbdi_sync_call *call, nbd_socket socket)
 {
     nbd_socket_io *io = &call->sync->io;
-    int ready, error = nbd_socket_init(io, socket);
-    if (error) return error;
+    int ready;
     if (call->left_ms == 0) return NBD_ERR_TIMEOUT;
-    ready = io->transport.wait(io, NBD_WANT_WRITE, &call->left_ms);
+    io->socket = socket;
+    ready = nbdi_socket_wait(io, NBD_WANT_WRITE, &call->left_ms);
     if (ready < 0) return NBD_ERR_TRANSPORT;
     return ready == 0 && call->left_ms == 0 ? NBD_ERR_TIMEOUT : NBD_OK;
 }
 
 // The time-out is for all addresses together.
-static int nbdi_sync_dial(nbdi_sync_call *call, const nbd_address *address)
+static int nbdi_sync_reach(nbdi_sync_call *call, const nbd_address *address, nbd_dial *dial)
 {
     uint64_t start = nbdi_sync_clock(call->sync);
-    nbd_dial dial;
-    int result = nbd_dial_start(&dial, address);
+    int result = nbd_dial_start(dial, address);
     nbdi_sync_spend_since(call, start);
     while (result == 0) {
-        result = nbdi_sync_wait_dial(call, dial.socket);
-        if (!result) result = nbd_dial_step(&dial);
+        result = nbdi_sync_wait_dial(call, dial->socket);
+        if (!result) result = nbd_dial_step(dial);
     }
-    if (result < 0) {
-        call->sync->os_error = dial.os_error;
-        nbd_dial_stop(&dial);
-        call->sync->io.socket = NBD_SOCKET_NONE; // closed by now
-        return result;
+    if (result > 0) return NBD_OK;
+    call->sync->os_error = result == NBD_ERR_TRANSPORT ? call->sync->io.os_error : dial->os_error;
+    nbd_dial_stop(dial);
+    return result;
+}
+
+// The transport is made last: a socket that was refused takes no more options on some systems.
+static int nbdi_sync_dial(nbdi_sync_call *call, const nbd_address *address)
+{
+    nbd_sync *sync = call->sync;
+    nbd_dial dial;
+    int error;
+    sync->os_error = 0;
+    sync->message[0] = '\0';
+    error = nbdi_sync_reach(call, address, &dial);
+    if (!error) {
+        sync->opened = 1;
+        error = nbd_socket_init(&sync->io, dial.socket);
+        sync->os_error = sync->io.os_error;
     }
-    call->sync->opened = 1;
-    return NBD_OK;
+    if (error) {
+        nbdi_sync_release(sync);
+        sync->io.socket = NBD_SOCKET_NONE;
+    }
+    return error;
 }
 
 int nbd_sync_dial(nbd_sync *sync, const nbd_address *address)
@@ -6575,13 +6618,14 @@ int nbd_sync_open(nbd_sync *sync, const nbd_address *address)
 uint64_t nbd_fit(const nbd_client *client, uint32_t command, uint64_t size)
 {
     const nbd_export *got = nbd_negotiated(client);
-    uint64_t most = UINT32_MAX;
+    uint64_t most = UINT32_MAX, block;
     if (command == NBD_READ || command == NBD_WRITE || command == NBD_CACHE) {
         most = nbdi_min(got->maximum_payload, NBDI_DATA_MOST);
     } else if (got->protocol == NBD_PROTOCOL_EXTENDED) {
         most = UINT64_MAX;
     }
-    return size <= most ? size : most & ~((uint64_t)got->preferred_block - 1);
+    block = got->preferred_block <= most ? got->preferred_block : got->minimum_block;
+    return size <= most ? size : most & ~(block - 1);
 }
 
 // Refuses as a whole what nbd_issue would refuse in its last part only, when the others
@@ -6737,6 +6781,8 @@ static int nbdi_zero_parts(nbdi_sync_call *call, nbdi_zeroing *zeroing)
         if (!error) {
             zeroing->left -= op->size;
             op->offset += op->size;
+        } else if (nbd_phase(client) == NBD_PHASE_IDLE) {
+            return error; // the connection ended behind the refusal
         } else if (nbdi_zero_refused(error) && nbdi_zero_otherwise(zeroing, client)) {
             call->sync->message[0] = '\0';
         } else {

@@ -40,6 +40,7 @@ static nbd_slot slots[2];
 static unsigned char buffer[NBD_BUFFER_MIN];
 static unsigned char memory[SIZE];
 static int texts;
+static uint32_t flags_; // for nbd_init
 
 static uint64_t number_at(const unsigned char *at, unsigned width)
 {
@@ -319,6 +320,7 @@ static void begin(int oldstyle, int structured)
     transport.flags = NBD_ONE_PIECE;
     transport.send = server_takes;
     transport.recv = server_gives;
+    config.flags = flags_;
     CHECK_EQUAL(nbd_init(&client, &config), 0);
 #ifdef NBD_NO_POLL
     used = NULL;
@@ -600,6 +602,48 @@ static void options_that_are_cut_are_not_sent(void)
     close_export();
 }
 
+#ifndef NBD_NO_NEGOTIATE
+static int negotiates(uint32_t number)
+{
+    static const char *const queries[] = {"base:allocation"};
+    nbd_option asked = NBD_ZERO;
+
+    asked.option = number;
+    if (number == NBD_OPTION_LIST_META_CONTEXT) {
+        asked.queries = queries;
+        asked.query_count = 1;
+    }
+    return nbd_negotiate(&client, &asked);
+}
+
+static void options_that_are_cut_are_refused(void)
+{
+    int tls = 0, extended = 0, status = 0;
+#ifdef NBD_NO_TLS
+    tls = NBD_ERR_ARG;
+#endif
+#ifdef NBD_NO_EXTENDED_HEADERS
+    extended = NBD_ERR_ARG;
+#endif
+#ifdef NBD_NO_BLOCK_STATUS
+    status = NBD_ERR_ARG;
+#endif
+    flags_ = NBD_NEGOTIATE;
+    begin(0, 1);
+    flags_ = 0;
+    await(NBD_EVENT_OPTION);
+    CHECK_EQUAL(negotiates(NBD_OPTION_STARTTLS), tls);
+    if (!tls) await(NBD_EVENT_OPTION);
+    CHECK_EQUAL(negotiates(NBD_OPTION_EXTENDED_HEADERS), extended);
+    if (!extended) await(NBD_EVENT_OPTION);
+    CHECK_EQUAL(negotiates(NBD_OPTION_LIST_META_CONTEXT), status);
+    if (!status) await(NBD_EVENT_OPTION);
+    CHECK_EQUAL(negotiates(NBD_OPTION_GO), 0);
+    await(NBD_EVENT_READY);
+    close_export();
+}
+#endif
+
 static void oldstyle_server_is_used_or_given_up(void)
 {
     begin(1, 0);
@@ -627,7 +671,7 @@ static void counters_count_or_stay(void)
     const nbd_counters *counters = nbd_count(&client);
 
     use(1);
-#ifdef NBD_NO_COUNTERS
+#if defined(NBD_NO_COUNTERS) && (defined(NBD_NO_CONVENIENCE) || !defined(NBD_NO_SOCKETS))
     CHECK(!counters->sends && !counters->receives && !counters->bytes_sent &&
           !counters->bytes_received && !counters->staged && !counters->in_flight_max);
 #else
@@ -650,6 +694,9 @@ int main(int argc, char **argv)
     CHECK_CASE(pieces_that_are_cut_are_refused);
     CHECK_CASE(messages_are_told_or_skipped);
     CHECK_CASE(options_that_are_cut_are_not_sent);
+#ifndef NBD_NO_NEGOTIATE
+    CHECK_CASE(options_that_are_cut_are_refused);
+#endif
     CHECK_CASE(oldstyle_server_is_used_or_given_up);
     CHECK_CASE(texts_are_told_or_empty);
     CHECK_CASE(counters_count_or_stay);

@@ -91,9 +91,8 @@ static void answer_greeting(unsigned flags)
 }
 
 // READY, simple replies, with these transmission flags and no block sizes.
-static void ready_with(uint32_t config_flags, uint64_t size, unsigned flags)
+static void open_export(uint64_t size, unsigned flags)
 {
-    connect_with(NBD_ONLY_EXPORT_NAME | config_flags);
     answer_greeting(FIXED | NO_ZEROES);
     CHECK_EQUAL(next_event(), NBD_EVENT_NONE);
     CHECK_EQUAL(take_all(), 4 + 16);
@@ -103,6 +102,12 @@ static void ready_with(uint32_t config_flags, uint64_t size, unsigned flags)
     feed(answer, answer_size);
     CHECK_EQUAL(next_event(), NBD_EVENT_READY);
     CHECK_EQUAL(next_event(), NBD_EVENT_NONE);
+}
+
+static void ready_with(uint32_t config_flags, uint64_t size, unsigned flags)
+{
+    connect_with(NBD_ONLY_EXPORT_NAME | config_flags);
+    open_export(size, flags);
 }
 
 static void ready(void)
@@ -358,6 +363,36 @@ static void connect_is_allowed_again_after_closed(void)
     answer_greeting(FIXED | NO_ZEROES);
     CHECK_EQUAL(next_event(), NBD_EVENT_NONE);
     CHECK_EQUAL(take_all(), 4 + 16);
+}
+
+static void finish_one(void)
+{
+    nbd_event event;
+
+    CHECK_EQUAL(nbd_next(&client, &event), 1);
+    CHECK_EQUAL(event.type, NBD_EVENT_DONE);
+    CHECK_EQUAL(event.error, NBD_ERR_ABANDONED);
+}
+
+static void every_slot_is_free_in_the_next_session(void)
+{
+    int i;
+
+    ready();
+    for (i = 0; i < 3; i++) {
+        int k;
+
+        for (k = 0; k < SLOTS; k++)
+            accepted(NBD_READ, 0, 0, SECTOR);
+        CHECK_EQUAL(take_all(), SLOTS * 28);
+        refused(NBD_READ, 0, 0, SECTOR, NBD_ERR_FULL);
+        CHECK_EQUAL(nbd_abandon(&client), 0);
+        for (k = 0; k < SLOTS; k++)
+            finish_one();
+        CHECK_EQUAL(next_event(), NBD_EVENT_CLOSED);
+        CHECK_EQUAL(nbd_connect(&client, NULL), 0);
+        open_export(EXPORT_SIZE, EXPORT_FLAGS);
+    }
 }
 
 static void options_that_are_not_the_callers_are_refused(void)
@@ -647,6 +682,7 @@ int main(int argc, char **argv)
     CHECK_CASE(commands_after_disconnect_are_refused);
     CHECK_CASE(commands_after_abandon_are_refused);
     CHECK_CASE(connect_is_allowed_again_after_closed);
+    CHECK_CASE(every_slot_is_free_in_the_next_session);
     CHECK_CASE(options_that_are_not_the_callers_are_refused);
     CHECK_CASE(options_need_a_fixed_newstyle_server);
     CHECK_CASE(options_in_clear_are_refused_if_tls_is_required);

@@ -1306,8 +1306,12 @@ static void dial_leaves_the_handshake_to_the_caller(void)
     prepare_sync();
     sync_.client = NULL;
     CHECK_EQUAL(nbd_sync_open(&sync_, &address), NBD_ERR_STATE);
+    sync_.os_error = ECONNREFUSED; // of an attempt before
+    strcpy(sync_.message, "of another server");
     CHECK_EQUAL(nbd_sync_dial(&sync_, &address), NBD_OK);
     CHECK_EQUAL(sync_.io.os_error, 0);
+    CHECK_EQUAL(sync_.os_error, 0);
+    CHECK_EQUAL(sync_.message[0], 0);
     CHECK_EQUAL(nbd_sync_dial(&sync_, &address), NBD_ERR_STATE);
     sync_.client = &client;
     CHECK_EQUAL(nbd_sync_open(&sync_, &address), NBD_ERR_STATE);
@@ -1332,6 +1336,7 @@ static void dialled_socket_is_closed_without_a_session_too(void)
 typedef struct open_row {
     enum call call; // that fails
     int error;
+    int pass; // calls that work before it fails
     int times;
     int timeout_ms;
     int poll_takes_ms;
@@ -1342,15 +1347,16 @@ typedef struct open_row {
 } open_row;
 
 static const open_row open_rows[] = {
-    {SOCKET, EMFILE, 1, 1000, 0, 0, 0, NBD_ERR_CONNECT, EMFILE},
-    {GETSOCKOPT, ENOBUFS, 1, 1000, 0, 0, 0, NBD_ERR_SOCKET, 0}, // is it a stream?
-    {POLL, ENOMEM, 1, 1000, 0, 0, 0, NBD_ERR_TRANSPORT, 0},
-    {POLL, EINTR, 3, 1000, 400, 0, 0, NBD_ERR_TIMEOUT, 0},
-    {CLOCK, 0, 0, 1000, 1000, POLLOUT, 0, NBD_ERR_TIMEOUT, 0},
-    {CLOCK, 0, 0, 1000, 1000, 0, 1, NBD_ERR_TIMEOUT, 0}, // ready a moment later
-    {CLOCK, 0, 0, 1000, 1, 0, 0, NBD_OK, 0},
-    {CLOCK, 0, 0, 0, 5000, 0, 0, NBD_OK, 0}, // no limit
-    {CLOCK, 0, 0, 0, 5000, 0, 2, NBD_OK, 0},
+    {SOCKET, EMFILE, 0, 1, 1000, 0, 0, 0, NBD_ERR_CONNECT, EMFILE},
+    {GETSOCKOPT, ENOBUFS, 0, 1, 1000, 0, 0, 0, NBD_ERR_CONNECT, ENOBUFS}, // is it connected?
+    {GETSOCKOPT, ENOBUFS, 1, 1, 1000, 0, 0, 0, NBD_ERR_SOCKET, ENOBUFS},  // is it a stream?
+    {POLL, ENOMEM, 0, 1, 1000, 0, 0, 0, NBD_ERR_TRANSPORT, ENOMEM},
+    {POLL, EINTR, 0, 3, 1000, 400, 0, 0, NBD_ERR_TIMEOUT, 0},
+    {CLOCK, 0, 0, 0, 1000, 1000, POLLOUT, 0, NBD_OK, 0},    // what is there by then takes no time
+    {CLOCK, 0, 0, 0, 1000, 1000, 0, 1, NBD_ERR_TIMEOUT, 0}, // ready a moment later
+    {CLOCK, 0, 0, 0, 1000, 1, 0, 0, NBD_OK, 0},
+    {CLOCK, 0, 0, 0, 0, 5000, 0, 0, NBD_OK, 0}, // no limit
+    {CLOCK, 0, 0, 0, 0, 5000, 0, 2, NBD_OK, 0},
 };
 
 static void failed_open_closes_its_socket(void)
@@ -1367,6 +1373,7 @@ static void failed_open_closes_its_socket(void)
         prepare_sync();
         os.on_poll = serve;
         fail_call(row->call, row->error, row->times);
+        os.pass[row->call] = row->pass;
         sync_.timeout_ms = row->timeout_ms;
         os.poll_takes_ms = row->poll_takes_ms;
         os.ready = row->ready;
@@ -1374,6 +1381,9 @@ static void failed_open_closes_its_socket(void)
         CHECK_EQUAL(nbd_sync_open(&sync_, &address), row->result);
         CHECK_EQUAL(sync_.os_error, row->os_error);
         if (row->result) CHECK_EQUAL(sync_.io.socket, NBD_SOCKET_NONE);
+        sync_.timeout_ms = 10000;
+        os.poll_takes_ms = 1;
+        os.ready = 0;
         CHECK_EQUAL(nbd_sync_close(&sync_), NBD_OK);
         end_sync();
     }

@@ -36,12 +36,13 @@ typedef struct option_answer {
 static struct server {
     option_answer answers[ANSWERS]; // others but GO are refused without a word
     uint64_t size;
-    uint32_t minimum, maximum; // minimum 0: not advertised
-    int fail_at;               // number of the request that fails, from 1; 0: none
-    uint32_t error;            // with this
-    int silent_at;             // number of the request that is not answered
-    int stays;                 // does not hang up after the disconnect
-    int endless;               // sends the bytes of a read for ever
+    uint32_t minimum, preferred, maximum; // minimum 0: not advertised
+    int fail_at;                          // number of the request that fails, from 1; 0: none
+    uint32_t error;                       // with this
+    int silent_at;                        // number of the request that is not answered
+    int ends_at;                          // number of the request that is the last
+    int stays;                            // does not hang up after the disconnect
+    int endless;                          // sends the bytes of a read for ever
 
     uint64_t option; // the last that came
     wire_request log[LOG];
@@ -73,7 +74,7 @@ static void answer_go(void)
         option_reply(OPT_GO, 3, 14);
         put(3, 2);
         put(server.minimum, 4);
-        put(512, 4);
+        put(server.preferred, 4);
         put(server.maximum, 4);
     }
     option_reply(OPT_GO, 1, 0);
@@ -127,6 +128,7 @@ static void answer_request(const wire_request *request)
     put(UINT64_C(0x67446698), 4);
     put(fails ? server.error : 0, 4);
     put(get(8, 8), 8);
+    if (server.count == server.ends_at) stream.stage = STAGE_OVER;
     if (fails || request->type != WIRE_READ || server.endless) return;
     for (k = 0; k < request->size; k++)
         put(byte_at(request->offset + k), 1);
@@ -180,6 +182,7 @@ static void serve(void)
 enum { WAIT_WORKS, WAIT_FAILS, WAIT_FINDS_NOTHING, WAIT_USES_ALL_TIME };
 
 static int waits; // calls
+static int waits_before_input;
 static int wait_does, wait_times, wait_timeout_ms;
 static size_t receive_most; // bytes in a call
 static uint64_t received;
@@ -190,6 +193,7 @@ static ptrdiff_t hook_recv(void *context, const nbd_iovec *iov, unsigned count)
 
     (void)context;
     (void)count;
+    if (waits_before_input < 0) waits_before_input = waits;
     if (stream.out_size == stream.out_done && server.endless && server.count) {
         if (size > 1 << 16) size = 1 << 16;
         memset(iov[0].base, 0, size);
@@ -216,6 +220,8 @@ static int hook_wait(void *context, unsigned wants, int *timeout_ms)
 
 static nbd_transport transport = {0, NULL, hook_send, hook_recv, hook_wait, NULL, NULL};
 
+static const nbd_transport *tls; // what STARTTLS is to switch to
+
 /// Sessions ///
 
 static void set_server(void)
@@ -223,7 +229,10 @@ static void set_server(void)
     memset(&server, 0, sizeof server);
     memset(&stream, 0, sizeof stream);
     server.size = EXPORT;
+    server.preferred = 512;
     waits = wait_times = 0;
+    waits_before_input = -1;
+    tls = NULL;
     receive_most = 0;
     received = 0;
     transport.wait = hook_wait;
@@ -243,6 +252,7 @@ static int connect_with(uint32_t config_flags)
     memset(&sync_, 0, sizeof sync_);
     sync_.client = &client;
     sync_.timeout_ms = 10000;
+    sync_.tls = tls;
     CHECK_EQUAL(nbd_init(&client, &config), 0);
     return nbd_sync_connect(&sync_, &transport);
 }
@@ -392,6 +402,34 @@ static void zeroing_takes_the_last_byte_and_no_byte_at_the_end(void)
     check_over(1);
 }
 
+// The refusal and the end come together: there is no other way to be tried.
+static void zeroing_ends_with_the_connection(void)
+{
+    static const unsigned char zeroes[512];
+
+    set_server();
+    server.fail_at = server.ends_at = 1;
+    server.error = NBD_EINVAL;
+    open_server();
+    CHECK_EQUAL(nbd_sync_zero(&sync_, 512, 0, 0, zeroes, sizeof zeroes), NBD_EINVAL);
+    check_over(1);
+}
+
+// Where a pointer reaches less than the preferred block, minimum blocks have to do.
+static void preferred_block_of_half_the_memory_leaves_room_for_a_command(void)
+{
+    const uint32_t half = 0x80000000;
+
+    set_server();
+    server.minimum = 1;
+    server.preferred = server.maximum = half;
+    open_server();
+    CHECK(nbd_fit(&client, NBD_READ, half) > half / 2);
+    CHECK(nbd_fit(&client, NBD_CACHE, half) > half / 2);
+    CHECK_EQUAL(nbd_sync_cache(&sync_, 0, 0), 0);
+    check_over(0);
+}
+
 static void first_error_ends_a_split_call(void)
 {
     open_blocks(1, 1024);
@@ -489,6 +527,27 @@ static void transport_without_a_wait_hook_is_refused(void)
     CHECK_EQUAL(nbd_phase(&client), NBD_PHASE_IDLE);
     transport.wait = hook_wait;
     CHECK_EQUAL(nbd_sync_connect(&sync_, &transport), 0);
+    check_over(0);
+}
+
+static void tls_transport_without_a_wait_hook_is_refused(void)
+{
+    nbd_transport deaf = transport;
+
+    deaf.wait = NULL;
+    set_server();
+    answer(OPT_STARTTLS, ACCEPT, "");
+    tls = &deaf;
+    CHECK_EQUAL(connect_with(NBD_TLS_REQUIRE), NBD_ERR_STATE);
+    CHECK_EQUAL(server.option, OPT_STARTTLS);
+}
+
+// A transport may shake hands in its receive hook, before anything comes.
+static void greeting_is_asked_for_before_anything_is_waited_for(void)
+{
+    set_server();
+    open_server();
+    CHECK_EQUAL(waits_before_input, 0);
     check_over(0);
 }
 
@@ -837,12 +896,16 @@ int main(int argc, char **argv)
     CHECK_CASE(commands_above_32_bits_are_split_in_preferred_blocks);
     CHECK_CASE(split_call_is_refused_as_a_whole);
     CHECK_CASE(zeroing_takes_the_last_byte_and_no_byte_at_the_end);
+    CHECK_CASE(zeroing_ends_with_the_connection);
+    CHECK_CASE(preferred_block_of_half_the_memory_leaves_room_for_a_command);
     CHECK_CASE(first_error_ends_a_split_call);
     CHECK_CASE(misused_call_gives_the_refusal_back);
     CHECK_CASE(calls_without_a_session_are_refused);
     CHECK_CASE(session_is_opened_once);
     CHECK_CASE(calls_are_busy_while_a_request_is_in_flight);
     CHECK_CASE(transport_without_a_wait_hook_is_refused);
+    CHECK_CASE(tls_transport_without_a_wait_hook_is_refused);
+    CHECK_CASE(greeting_is_asked_for_before_anything_is_waited_for);
     CHECK_CASE(client_that_is_connected_is_refused);
     CHECK_CASE(options_and_tls_of_the_caller_are_not_for_blocking_calls);
     CHECK_CASE(walk_of_bytes_behind_the_export_is_refused);

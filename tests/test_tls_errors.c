@@ -407,6 +407,8 @@ static struct {
     unsigned finishes;    // calls of the finish hook
     unsigned finish_more; // so many of them ask to be called again
     unsigned flags;       // of the last send
+    int receives;         // calls of the receive hook
+    int recv_writes;      // it waits to write
 } bare;
 
 static unsigned char bare_bytes[NBD_POLL_BYTES * 2];
@@ -434,6 +436,8 @@ static ptrdiff_t bare_recv(void *context, const nbd_iovec *iov, unsigned count)
 
     (void)context;
     CHECK_EQUAL(count, 1);
+    bare.receives++;
+    if (bare.recv_writes) return NBD_IO_WRITE;
     if (bare.silent) return NBD_IO_READ;
     memcpy(iov->base, live.server.out + live.server.out_taken, size);
     live.server.out_taken += size;
@@ -543,8 +547,24 @@ static void one_call_sends_no_more_than_a_poll_may(void)
     ptrdiff_t sent = hook_send(0, sizeof bare_bytes), most = NBD_POLL_BYTES + 16384;
 
     CHECK(sent >= NBD_POLL_BYTES && sent < most);
-    CHECK_EQUAL(bare.flags, NBD_SEND_MORE);
+    CHECK_EQUAL(bare.flags, 0); // nothing follows in this poll
     server_got((size_t)sent);
+}
+
+static void wait_to_write_in_receive(void)
+{
+    bare.recv_writes = 1;
+    bare.receives = 0;
+    CHECK_EQUAL(hook_recv(), NBD_IO_WRITE);
+    CHECK_EQUAL(bare.receives, 1);
+    bare.recv_writes = 0;
+    peer_write(&live.server, (const unsigned char *)"y", 1);
+    CHECK_EQUAL(hook_recv(), 1);
+}
+
+static void receive_that_waits_to_write_is_not_called_again(void)
+{
+    each_bare(wait_to_write_in_receive);
 }
 
 // One call, one try: else it would spin.
@@ -765,6 +785,7 @@ int main(int argc, char **argv)
     CHECK_CASE(certificate_that_cannot_be_used_is_named);
     CHECK_CASE(handshake_that_cannot_be_sent_waits);
     CHECK_CASE(large_sends_are_cut);
+    CHECK_CASE(receive_that_waits_to_write_is_not_called_again);
     CHECK_CASE(alert_that_got_stuck_leaves_before_data);
     CHECK_CASE(alert_that_got_stuck_fails_with_the_transport);
     CHECK_CASE(alert_that_got_stuck_leaves_before_close_notify);
