@@ -275,6 +275,8 @@ static void become_server(const side *s, int listener)
         (void)fcntl(3, F_SETFD, 0);
     else
         dup2(listener, 3);
+    signal(SIGPIPE, SIG_DFL);
+    signal(SIGXFSZ, SIG_DFL);
     execvp(s->command[0], s->command);
     fprintf(stderr, "copy: %s: %s\n", s->command[0], strerror(errno));
     _exit(127); // this side sees its connection end
@@ -1205,10 +1207,11 @@ static int parse_options(int argc, char **argv)
     char **rest;
     int letter, status = 0;
     while (!status && (letter = getopt_long(argc, argv, "C:pR:S:T:vV", options, NULL)) != -1) {
-        if (letter == 'h') return fputs(usage, stdout) < 0;
+        if (letter == 'h') return fputs(usage, stdout) < 0 || fflush(stdout);
         if (letter == 'V')
             return printf("copy (nbd.h) %d.%d.%d\n", NBD_VERSION_MAJOR, NBD_VERSION_MINOR,
-                          NBD_VERSION_PATCH) < 0;
+                          NBD_VERSION_PATCH) < 0 ||
+                   fflush(stdout);
         status = parse_option(letter);
     }
     if (status) return status;
@@ -1236,11 +1239,14 @@ static void stop(int number)
 
 static void handle_signals(void)
 {
-    struct sigaction action;
+    static const int ends[] = {SIGHUP, SIGINT, SIGTERM};
+    struct sigaction action, was;
     memset(&action, 0, sizeof action);
     action.sa_handler = stop;
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        sigaction(ends[i], &action, &was);
+        if (was.sa_handler == SIG_IGN) sigaction(ends[i], &was, NULL); // as nohup(1) wants it
+    }
     // A reader that went away and a limit on the size of files are errors of write(2).
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);

@@ -369,10 +369,11 @@ static int parse_options(int argc, char **argv)
         case 0: break; // the flag is set
         case 'n': status = number("--length=", optarg, &length); break;
         case 'o': status = number("--offset=", optarg, &start); break;
-        case 'h': return fputs(usage, stdout) < 0;
+        case 'h': return fputs(usage, stdout) < 0 || fflush(stdout);
         case 'V':
             return printf("dump (nbd.h) %d.%d.%d\n", NBD_VERSION_MAJOR, NBD_VERSION_MINOR,
-                          NBD_VERSION_PATCH) < 0;
+                          NBD_VERSION_PATCH) < 0 ||
+                   fflush(stdout);
         default: return misuse("", "wrong option", ""); // getopt_long has said which
         }
     }
@@ -404,8 +405,9 @@ int main(int argc, char **argv)
     if (status >= 0) return status;
     status = open_session() || choose_range() || dump_all();
     close_session();
+    errno = 0; // an earlier write may have failed: why is not known any more
     if (fflush(stdout) || ferror(stdout)) {
-        perror("dump: standard output");
+        fprintf(stderr, "dump: standard output: %s\n", errno ? strerror(errno) : "cannot write");
         return 1;
     }
     return status;

@@ -500,6 +500,10 @@ static int open_session(inquiry *q)
     q->ready = 0;
     q->message[0] = 0;
     error = nbd_init(&q->client, &config);
+    if (!error && tls_begin(&q->tls, &q->trust, &q->sync)) {
+        q->why = q->trust.why;
+        return NBD_ERR_TLS_SETUP;
+    }
     if (!error)
         error = q->command ? start_server(&q->sync, q->command)
                            : nbd_sync_dial(&q->sync, &q->uri.address);
@@ -516,7 +520,6 @@ static void close_session(inquiry *q)
     if (!nbd_disconnect(&q->client)) (void)nbd_poll(&q->client, NBD_WANT_WRITE);
     (void)nbd_sync_close(&q->sync); // only closes what was dialled
     tls_end(&q->tls);
-    tls_forget(&q->trust);
     stop_server(); // which may wait for that before it ends
 }
 
@@ -948,14 +951,16 @@ static int inquire(inquiry *q)
     if (q->command) q->uri.export_name = "";
     if (error) return fail(q, "", error);
     if (q->uri.unknown) fprintf(stderr, "info: %s: unknown parameter ignored\n", q->text);
-    if (tls_prepare(&q->trust, &q->uri) || tls_begin(&q->tls, &q->trust, &q->sync)) {
+    if (tls_prepare(&q->trust, &q->uri)) {
         fprintf(stderr, "info: %s: %s\n", q->text, q->trust.why);
         return 1;
     }
     error = q->list ? show_all(q) : q->map ? show_map(q) : q->can ? show_can(q) : show_one(q);
     close_session(q);
+    tls_forget(&q->trust);
+    errno = 0; // an earlier write may have failed: why is not known any more
     if (fflush(stdout) || ferror(stdout)) {
-        perror("info: standard output");
+        fprintf(stderr, "info: standard output: %s\n", errno ? strerror(errno) : "cannot write");
         return 1;
     }
     return error;
@@ -993,7 +998,8 @@ static const char usage[] =
 static int version(void)
 {
     return printf("info (nbd.h) %d.%d.%d\n", NBD_VERSION_MAJOR, NBD_VERSION_MINOR,
-                  NBD_VERSION_PATCH) < 0;
+                  NBD_VERSION_PATCH) < 0 ||
+           fflush(stdout);
 }
 
 // 2 would be an answer.
@@ -1037,7 +1043,7 @@ static int parse_options(inquiry *q, int argc, char **argv)
         switch (letter) {
         case 0: break; // the flag is set
         case 'c': q->can = optarg; break;
-        case 'h': return fputs(usage, stdout) < 0;
+        case 'h': return fputs(usage, stdout) < 0 || fflush(stdout);
         case 'L': q->list = 1; break;
         case 'm': q->map = optarg ? optarg : "base:allocation"; break;
         case 'V': return version();

@@ -33,7 +33,7 @@ static int prepare(nbd_uri *uri, const nbd_transport *clear, const char **why)
     int error = nbd_tls_uri(&options, uri, files, sizeof files);
     *why = uri->detail;
     if (error) return error;
-    if (!options.psk_file && !options.ca_file)
+    if (!options.psk_file && !options.ca_file && !options.no_verify)
         options.ca_file = "/etc/ssl/certs/ca-certificates.crt"; // whom the system trusts
     options.key_password = getenv("KEY_PASSWORD");
     error = nbd_tls_credentials_init(&credentials, &options);

@@ -1,7 +1,7 @@
 // tls_openssl.c - writes an export to standard output, encrypted by OpenSSL
 //
 //     mkdir -p build && gcc -std=c99 -O2 -I. examples/tls_openssl.c -lssl -lcrypto -o build/tls_openssl
-//     build/tls_openssl nbds://HOST/EXPORT?tls-certificates=DIRECTORY
+//     build/tls_openssl 'nbds://HOST/EXPORT?tls-certificates=DIRECTORY' >disk.img
 //
 // A transport of your own; TLS shakes hands within its first calls, so nothing blocks.  DIRECTORY
 // has ca-cert.pem, and client-cert.pem and client-key.pem if need be; without it: the system's CAs.
@@ -90,10 +90,15 @@ static void prepare(tls *t, const nbd_uri *uri, const nbd_socket_io *io)
 {
     SSL_CTX *all = SSL_CTX_new(TLS_client_method()); // can serve any number of connections
     const char *name = uri->tls_hostname ? uri->tls_hostname : uri->address.host;
-    if (uri->tls_type && strcmp(uri->tls_type, "x509")) die("no such TLS here", uri->tls_type);
+    const char *type = uri->tls_psk_file && !uri->tls_certificates ? "psk" : "x509";
+    if (uri->tls_type) type = uri->tls_type;
+    if (!all) die("no TLS", "");
+    if (strcmp(type, "x509")) die("no such TLS here", type);
     if (!name && uri->tls_verify_peer) die("no name to verify", "tls-hostname is needed");
-    if (uri->tls_certificates) load(all, uri->tls_certificates);
-    if (!uri->tls_certificates) SSL_CTX_set_default_verify_paths(all);
+    if (uri->tls_certificates)
+        load(all, uri->tls_certificates);
+    else if (!SSL_CTX_set_default_verify_paths(all))
+        die("no memory", "");
     SSL_CTX_set_verify(all, uri->tls_verify_peer ? SSL_VERIFY_PEER : SSL_VERIFY_NONE, NULL);
     SSL_CTX_set_mode(all, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
     SSL_CTX_set_read_ahead(all, 1); // two records in one call
@@ -101,8 +106,9 @@ static void prepare(tls *t, const nbd_uri *uri, const nbd_socket_io *io)
     t->ssl = SSL_new(all);
     if (!t->ssl || !SSL_set_fd(t->ssl, io->socket)) die("no memory", "");
     if (name && !X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(t->ssl), name)) {
-        if (!SSL_set1_host(t->ssl, name)) die("no memory", "");
-        SSL_set_tlsext_host_name(t->ssl, (char *)(uintptr_t)name);
+        if (!SSL_set1_host(t->ssl, name) ||
+            !SSL_set_tlsext_host_name(t->ssl, (char *)(uintptr_t)name))
+            die("no name for a certificate", name);
     }
     SSL_set_connect_state(t->ssl);
     SSL_CTX_free(all);
@@ -117,8 +123,8 @@ int main(int argc, char **argv)
     static unsigned char buffer[NBD_BUFFER_GOOD], memory[1 << 22];
     static char text[4096];
     const char *where = argc > 1 ? argv[1] : "nbds://localhost";
+    static nbd_client client; // zeroed: it may be asked for its detail before nbd_init
     nbd_slot slot;
-    nbd_client client;
     nbd_config config = {.flags = NBD_TLS_REQUIRE, .slots = &slot, .slot_count = 1};
     nbd_sync sync = {.client = &client, .timeout_ms = 60000};
     tls t = {NULL, NULL, NBD_ZERO};
@@ -140,6 +146,7 @@ int main(int argc, char **argv)
         if (!error && fwrite(memory, 1, (size_t)part, stdout) != part) die("cannot write", "");
     }
     if (!error) error = nbd_sync_close(&sync);
+    if (*uri.detail) die(nbd_strerror(error), uri.detail);
     if (error) die(nbd_strerror(error), *sync.message ? sync.message : nbd_detail(&client));
     SSL_free(t.ssl);
     return fflush(stdout) != 0;

@@ -76,12 +76,14 @@ static inline int tls_prepare(tls_trust *trust, const nbd_uri *uri)
     int error;
     trust->why = "";
     if (!(uri->config_flags & NBD_TLS_REQUIRE)) return 0;
-    if (!uri->tls_certificates && tls_find_directory(trust))
+    if (!uri->tls_certificates && (uri->tls_type || !uri->tls_psk_file) &&
+        tls_find_directory(trust))
         filled.tls_certificates = trust->directory;
     error = nbd_tls_uri(&options, &filled, trust->memory, sizeof trust->memory);
     trust->why = filled.detail;
     if (error) return error;
-    if (!options.psk_file && !options.ca_file) options.ca_file = tls_system_authorities();
+    if (!options.psk_file && !options.ca_file && !options.no_verify)
+        options.ca_file = tls_system_authorities();
     if (!options.user) options.user = tls_login_name();
     options.key_password = getenv("KEY_PASSWORD");
     trust->name = nbd_tls_uri_name(uri);

@@ -510,7 +510,7 @@ int main(int argc, char **argv)
     int error;
 
     if (argc == 2 && (!strcmp(argv[1], "-h") || !strcmp(argv[1], "--help")))
-        return fputs(usage, stdout) < 0;
+        return fputs(usage, stdout) < 0 || fflush(stdout);
     if (argc != 2 || *argv[1] == '-') return fputs(usage, stderr), 2;
     if (parse(&uri, argv[1], memory, sizeof memory)) return 1;
     config.slots = &slot;
