@@ -1618,6 +1618,9 @@ enum nbdi_step { NBDI_WAIT, NBDI_AGAIN, NBDI_EVENT };
 #define NBDI_PREFERRED 4096u
 #define NBDI_MINIMUM_LARGEST 65536u
 
+#define NBDI_LARGE 32768u // a payload that costs more to copy than a call of recv(2) does
+#define NBDI_AHEAD 64u    // holds the largest header of a reply, and the offset behind it
+
 #ifndef NBD_IOVECS
 #ifdef NBD_NO_SOCKETS
 #define NBD_IOVECS 16
@@ -2715,6 +2718,24 @@ static uint32_t nbdi_direct(const nbd_client *c)
 {
     int in_place = c->state == NBDI_DATA && !c->drop && c->in_start == c->in_end;
     return in_place ? c->left : 0;
+}
+
+// The next reply brings a large payload, which is better received in place than copied.  With
+// more than one request in flight replies come in batches, and reading ahead saves calls.
+static int nbdi_expects_large(const nbd_client *c)
+{
+    const nbd_slot *s = &c->config.slots[c->last];
+    return !NBDI_SMALL && c->state == NBDI_REPLY && c->counters.in_flight == 1 &&
+           s->command == NBD_READ && s->size >= NBDI_LARGE;
+}
+
+// Bytes to be read ahead.  Before a large payload they are little more than its header; when
+// that is there nbd_next is to be asked first, so none.
+static size_t nbdi_ahead(const nbd_client *c)
+{
+    size_t room = c->config.buffer_size - c->in_end, unparsed = c->in_end - c->in_start;
+    if (!nbdi_expects_large(c)) return room;
+    return unparsed < NBDI_AHEAD ? nbdi_min(room, NBDI_AHEAD - unparsed) : 0;
 }
 
 /// Receiving: options ///
@@ -3854,7 +3875,7 @@ unsigned nbd_incoming(nbd_client *client, nbd_iovec *iov, unsigned count)
         nbdi_make_room(c);
         c->direct = nbdi_direct(c);
     }
-    behind = c->in_offered ? c->in_offered - c->direct : c->config.buffer_size - c->in_end;
+    behind = c->in_offered ? c->in_offered - c->direct : nbdi_ahead(c);
     if (!c->direct || nbdi_add_data(&offer, nbdi_reply_slot(c), c->in_cursor, c->direct)) {
         nbdi_add(&offer, nbdi_at(c, c->in_end), behind);
     }

@@ -99,7 +99,7 @@ static void open_side(side *s, const char *name)
     config.buffer = s->buffer;
     config.buffer_size = sizeof s->buffer;
     config.export_name = uri.export_name;
-    s->sync = (nbd_sync){.client = &s->client, .timeout_ms = 60000};
+    s->sync = (nbd_sync){.client = &s->client, .timeout_ms = 600000}; // for a flush
     if (!error) error = nbd_init(&s->client, &config);
     if (!error) error = nbd_sync_open(&s->sync, &uri.address);
     if (error) die(s, 0, nbd_strerror(error));
@@ -107,7 +107,8 @@ static void open_side(side *s, const char *name)
 
 static void close_side(side *s)
 {
-    int error = nbd_allows(&s->client, NBD_FLUSH, 0) ? nbd_sync_flush(&s->sync) : 0;
+    int error = 0;
+    if (s == &target && nbd_allows(&s->client, NBD_FLUSH, 0)) error = nbd_sync_flush(&s->sync);
     if (!error) error = nbd_sync_close(&s->sync);
     if (error) die(s, size, nbd_strerror(error));
 }
@@ -115,7 +116,7 @@ static void close_side(side *s)
 int main(int argc, char **argv)
 {
     char *end = "";
-    for (int option; !*end && (option = getopt(argc, argv, "r:s:")) != -1;)
+    for (int option; !*end && request_size && (option = getopt(argc, argv, "r:s:")) != -1;)
         *(option == 'r' ? &count : &request_size) = option == '?' ? 0 : strtoull(optarg, &end, 0);
     if (*end) return fprintf(stderr, "poll_copy: not a whole number: %s\n", optarg), 2;
     if (argc - optind != 2 || count - 1 >= REQUESTS_MAX || !request_size)

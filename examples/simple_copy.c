@@ -17,7 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define TIMEOUT_MS 60000
+#define TIMEOUT_MS 600000 // of a call; a flush may take minutes
 #define IS_URI(name) (strncmp(name, "nbd", 3) == 0 && strstr(name, "://"))
 
 typedef struct side {
@@ -125,7 +125,7 @@ int main(int argc, char **argv)
     _fmode = _O_BINARY;
     if (WSAStartup(MAKEWORD(2, 2), &(WSADATA){0})) return fputs("no Winsock\n", stderr), 1;
 #endif
-    for (int option; !*end && (option = getopt(argc, argv, "s:")) != -1;)
+    for (int option; !*end && size && (option = getopt(argc, argv, "s:")) != -1;)
         size = option == 's' ? strtoull(optarg, &end, 0) : 0;
     if (*end) return fprintf(stderr, "simple_copy: not a whole number: %s\n", optarg), 2;
     argv += optind;
@@ -136,7 +136,7 @@ int main(int argc, char **argv)
     // A regular file becomes as long as it must; anything else has to be.
     if (to.fd >= 0 && fstat(to.fd, &status) == 0 && S_ISREG(status.st_mode))
         to.size = ftruncate(to.fd, 0) || ftruncate(to.fd, (off_t)from.size) ? 0 : from.size;
-    if (to.size < from.size) die(&to, NULL, 0, "smaller than the source");
+    if (to.size < from.size) die(&to, NULL, 0, "smaller than the source, and cannot grow");
     if (from.fd < 0) size = nbd_fit(&from.client, NBD_READ, size);
     for (uint64_t offset = 0; offset < from.size; offset += size) {
         if (size > from.size - offset) size = from.size - offset;

@@ -116,7 +116,7 @@ static void open_side(struct side *s, const char *name)
     config.export_name = uri.export_name;
     config.flags = uri.config_flags;
     s->name = name;
-    s->sync = (nbd_sync){.client = &s->client, .timeout_ms = 60000};
+    s->sync = (nbd_sync){.client = &s->client, .timeout_ms = 600000}; // for a flush
     if (!error) error = nbd_init(&s->client, &config);
     if (!error) error = nbd_sync_open(&s->sync, &uri.address);
     if (error) die(s, "open", 0, nbd_strerror(error));
@@ -125,7 +125,7 @@ static void open_side(struct side *s, const char *name)
 int main(int argc, char **argv)
 {
     char *end = "";
-    for (int option; !*end && (option = getopt(argc, argv, "t:r:s:")) != -1;)
+    for (int option; !*end && part_size && (option = getopt(argc, argv, "t:r:s:")) != -1;)
         *(option == 't'   ? &threads
           : option == 'r' ? &count
                           : &part_size) = option == '?' ? 0 : strtoull(optarg, &end, 0);

@@ -482,16 +482,18 @@ static int parse(nbd_uri *uri, const char *name, char *memory, size_t size)
     return 1;
 }
 
-// Reads the first sector and says goodbye.  Returns the first error.
+// Reads the first sector, or the first block if that is larger, and says goodbye.  Returns the
+// first error.
 static int run(nbd_sync *sync, trace *t, const nbd_address *address)
 {
-    unsigned char sector[512];
-    uint64_t size;
+    static unsigned char block[65536]; // the largest that a minimum block may be
+    const nbd_export *got = nbd_negotiated(sync->client);
+    size_t size;
     int end, error = nbd_sync_dial(sync, address);
     trace_init(t, &sync->io.transport, stdout);
     if (!error) error = nbd_sync_connect(sync, &t->transport);
-    size = nbd_negotiated(sync->client)->size;
-    if (!error) error = nbd_sync_read(sync, sector, size < 512 ? (size_t)size : 512, 0);
+    size = got->minimum_block > 512 ? got->minimum_block : 512;
+    if (!error) error = nbd_sync_read(sync, block, size < got->size ? size : (size_t)got->size, 0);
     end = nbd_sync_close(sync);
     trace_end(t);
     return error ? error : end;

@@ -123,7 +123,7 @@ int main(int argc, char **argv)
 {
     static unsigned char *memory; // one block, for all requests
     char *end = "";
-    for (int option; !*end && (option = getopt(argc, argv, "r:s:")) != -1;)
+    for (int option; !*end && request_size && (option = getopt(argc, argv, "r:s:")) != -1;)
         *(option == 'r' ? &count : &request_size) = option == '?' ? 0 : strtoull(optarg, &end, 0);
     if (*end) return fprintf(stderr, "uring_copy: not a whole number: %s\n", optarg), 2;
     if (argc - optind != 2 || count - 1 >= REQUESTS_MAX || !request_size)
@@ -144,7 +144,7 @@ int main(int argc, char **argv)
     if (nbd_allows(&target->client, NBD_FLUSH, 0)) issue(target, NBD_FLUSH, 0, 0, NULL);
     check(source, size, nbd_disconnect(&source->client));
     check(target, size, nbd_disconnect(&target->client));
-    while (nbd_wants(&source->client) | nbd_wants(&target->client))
+    while (nbd_phase(&source->client) || nbd_phase(&target->client)) // 0: idle, over
         turn();
     return 0;
 }

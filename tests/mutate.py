@@ -48,7 +48,7 @@ SUPPORT = r'''
 static int nbdi_mutant = -1;
 static unsigned char nbdi_hit[%d];
 
-static inline int nbdi_at(int number)
+static inline int nbdi_mutated(int number)
 {
     nbdi_hit[number] = 1;
     return nbdi_mutant == number;
@@ -198,13 +198,13 @@ class Finder:
             return
         kind = 'compare' if sign in COMPARE else 'logic' if sign in LOGIC else 'sign'
         broken = '(%s) %s (%s)' % (a, other, b)
-        self.add(kind, cursor, '(nbdi_at({0}) ? %s : ({1}))' % escape(broken),
+        self.add(kind, cursor, '(nbdi_mutated({0}) ? %s : ({1}))' % escape(broken),
                  ' '.join(('%s %s %s' % (a, other, b)).split()))
 
     def consider_condition(self, cursor):
         if cursor.kind == Kind.BINARY_OPERATOR and self.operator(cursor)[0] in ('==', '!='):
             return  # the same as "compare"
-        self.add('negate', cursor, '(nbdi_at({0}) ^ !!({1}))',
+        self.add('negate', cursor, '(nbdi_mutated({0}) ^ !!({1}))',
                  '!(%s)' % ' '.join(self.text(*self.extent(cursor)).split()))
 
     def consider_constant(self, cursor, context):
@@ -224,7 +224,7 @@ class Finder:
         if context.kind == Kind.BINARY_OPERATOR and sign in SAME:
             changes = [one for one in changes if SAME[sign] not in one]
         for broken in changes:
-            self.add('constant', cursor, '(nbdi_at({0}) ? (%s) : ({1}))' % broken, broken)
+            self.add('constant', cursor, '(nbdi_mutated({0}) ? (%s) : ({1}))' % broken, broken)
 
     def consider_return(self, cursor):
         values = list(cursor.get_children())
@@ -234,7 +234,7 @@ class Finder:
         text = self.text(*self.extent(values[0]))
         other = '1' if text == '0' or self.is_zero(values[0]) else '0'
         if kind != TypeKind.POINTER or text != 'NULL':
-            self.add('return', values[0], '(nbdi_at({0}) ? %s : ({1}))' % other, 'return ' + other)
+            self.add('return', values[0], '(nbdi_mutated({0}) ? %s : ({1}))' % other, 'return ' + other)
 
     def is_zero(self, cursor):
         """Whether it names an enumerator of value 0."""
@@ -258,7 +258,7 @@ class Finder:
         text = self.text(start, end)
         kind = 'call' if cursor.kind == Kind.CALL_EXPR or text.startswith('(void)') else 'delete'
         if not re.match(r'\(void\)(\(|\w+$)', text):
-            self.add(kind, cursor, '(nbdi_at({0}) ? (void)0 : (void)({1}))', ';')
+            self.add(kind, cursor, '(nbdi_mutated({0}) ? (void)0 : (void)({1}))', ';')
 
 
 def escape(text):

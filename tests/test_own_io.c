@@ -399,6 +399,61 @@ static void large_payload_is_offered_in_place(void)
     CHECK_EQUAL(memory[3][DATA - 1], export_byte(DATA - 1));
 }
 
+// How much input may be put in now.
+static size_t room(void)
+{
+    nbd_iovec iov[2];
+    unsigned count = nbd_incoming(&client, iov, 2);
+
+    if (count) CHECK_EQUAL(nbd_received(&client, NBD_IO_READ), 0);
+    return iov_sum(iov, count);
+}
+
+static size_t room_with(uint32_t command, uint64_t size)
+{
+    ready(sizeof buffer);
+    issue(command, 0, size);
+    return room();
+}
+
+// In front of a payload that is better received in place than copied there is a header.
+static void one_large_read_in_flight_reads_a_header_ahead(void)
+{
+    enum { LARGE = SLOTS * DATA, AHEAD = 64 };
+    unsigned char header[28], reply[AHEAD] = {0};
+    nbd_iovec iov[2];
+    unsigned flags;
+    size_t all, cut;
+
+    ready(sizeof buffer);
+    all = room();
+    CHECK_EQUAL(room_with(NBD_READ, LARGE - 1), all);
+    CHECK_EQUAL(room_with(NBD_WRITE, LARGE), all);
+    CHECK_EQUAL(room_with(NBD_READ, LARGE), AHEAD);
+    issue(NBD_READ, 0, LARGE);
+    CHECK_EQUAL(room(), all);
+    for (cut = 1; cut <= AHEAD; cut++) {
+        size_t ahead = cut < 16 ? 0 : cut - 16;
+
+        CHECK_EQUAL(room_with(NBD_READ, LARGE), AHEAD);
+        CHECK_EQUAL(nbd_outgoing(&client, iov, 1, &flags), 1);
+        memcpy(header, iov[0].base, sizeof header);
+        CHECK_EQUAL(nbd_sent(&client, sizeof header), 0);
+        reply_to(header, reply);
+        feed(reply, cut);
+        CHECK_EQUAL(room(), AHEAD - cut);
+        CHECK_EQUAL(next_type(), NBD_EVENT_NONE);
+        if (cut < 16) {
+            CHECK_EQUAL(room(), AHEAD - cut);
+            feed(reply + cut, 16 - cut);
+            CHECK_EQUAL(next_type(), NBD_EVENT_NONE);
+        }
+        CHECK(nbd_incoming(&client, iov, 2) >= 1);
+        CHECK(iov[0].base == (void *)(memory[0] + ahead));
+        CHECK_EQUAL(iov[0].size, LARGE - ahead);
+    }
+}
+
 // Both an answer that is offered and the session's death: the request waits for its memory.
 static void request_does_not_finish_while_its_memory_is_offered(void)
 {
@@ -442,6 +497,7 @@ int main(int argc, char **argv)
     CHECK_CASE(blocked_directions_are_told_as_the_transport_says);
     CHECK_CASE(input_is_taken_while_output_is_stuck);
     CHECK_CASE(large_payload_is_offered_in_place);
+    CHECK_CASE(one_large_read_in_flight_reads_a_header_ahead);
     CHECK_CASE(request_does_not_finish_while_its_memory_is_offered);
     return check_end();
 }

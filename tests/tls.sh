@@ -133,7 +133,8 @@ serve_qemu() {
 
 # It always wants a certificate of the client: 3.24 hangs up if it has no cacertfile.
 serve_nbd() {
-    serve_nbd_server "$disk" '' "certfile = $2/server-cert.pem
+    serve_nbd_server "$disk" "[other]
+exportname = $disk" "certfile = $2/server-cert.pem
 keyfile = $2/server-key.pem
 cacertfile = $2/ca-cert.pem
 force_tls = true"
@@ -478,6 +479,9 @@ tools() {
     check 'dump: with keys' first_line_is_there "$uri_psk"
     with nbdinfo 'info: as nbdinfo says it, keys' same_as_nbdinfo "$uri_psk"
     with nbdcopy 'copy: as nbdcopy does, keys' same_as_nbdcopy "$uri_psk"
+    check 'info: with keys, beside certificates' key_with_certificates "$uri_psk"
+    check 'tools, two exports: server starts' serve nbd any client
+    check 'info: a session of its own for each export' lists_both "$(tls_uri client)"
 }
 
 # with PROGRAM RULE COMMAND...: a check that needs the program.
@@ -522,6 +526,19 @@ places() {
     if [ "$(id -u)" = 0 ] && has strace; then
         check 'certificates: root looks in /etc/pki/libnbd' looks_in /etc/pki/libnbd/ca-cert.pem
     fi
+}
+
+# A key in the URI is what counts, whatever certificates there are.
+key_with_certificates() {
+    cp "$pki/ca-cert.pem" "$tmp/home/.pki/libnbd"
+    chmod 777 "$socket"
+    chmod -R a+rX "$psk"
+    as_nobody timeout 60 "$tmp/info" --size "$1"
+}
+
+lists_both() {
+    run "$tools/info" --list --content "$1" >"$tmp/out" &&
+        [ "$(grep -c '^export=' "$tmp/out")" = 2 ]
 }
 
 sanitized() {
