@@ -1239,14 +1239,13 @@ static void stop(int number)
 
 static void handle_signals(void)
 {
-    static const int ends[] = {SIGHUP, SIGINT, SIGTERM};
     struct sigaction action, was;
     memset(&action, 0, sizeof action);
     action.sa_handler = stop;
-    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
-        sigaction(ends[i], &action, &was);
-        if (was.sa_handler == SIG_IGN) sigaction(ends[i], &was, NULL); // as nohup(1) wants it
-    }
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGHUP, &action, &was);
+    if (was.sa_handler == SIG_IGN) sigaction(SIGHUP, &was, NULL); // nohup(1)
     // A reader that went away and a limit on the size of files are errors of write(2).
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);

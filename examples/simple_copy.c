@@ -136,7 +136,7 @@ int main(int argc, char **argv)
     // A regular file becomes as long as it must; anything else has to be.
     if (to.fd >= 0 && fstat(to.fd, &status) == 0 && S_ISREG(status.st_mode))
         to.size = ftruncate(to.fd, 0) || ftruncate(to.fd, (off_t)from.size) ? 0 : from.size;
-    if (to.size < from.size) die(&to, NULL, 0, "smaller than the source, and cannot grow");
+    if (to.size < from.size) die(&to, NULL, 0, "smaller than the source");
     if (from.fd < 0) size = nbd_fit(&from.client, NBD_READ, size);
     for (uint64_t offset = 0; offset < from.size; offset += size) {
         if (size > from.size - offset) size = from.size - offset;

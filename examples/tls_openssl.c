@@ -92,24 +92,19 @@ static void prepare(tls *t, const nbd_uri *uri, const nbd_socket_io *io)
     const char *name = uri->tls_hostname ? uri->tls_hostname : uri->address.host;
     const char *type = uri->tls_psk_file && !uri->tls_certificates ? "psk" : "x509";
     if (uri->tls_type) type = uri->tls_type;
-    if (!all) die("no TLS", "");
-    if (strcmp(type, "x509")) die("no such TLS here", type);
+    if (!all || strcmp(type, "x509")) die("no such TLS here", type);
     if (!name && uri->tls_verify_peer) die("no name to verify", "tls-hostname is needed");
-    if (uri->tls_certificates)
-        load(all, uri->tls_certificates);
-    else if (!SSL_CTX_set_default_verify_paths(all))
-        die("no memory", "");
+    if (uri->tls_certificates) load(all, uri->tls_certificates);
+    if (!uri->tls_certificates && !SSL_CTX_set_default_verify_paths(all)) die("no memory", "");
     SSL_CTX_set_verify(all, uri->tls_verify_peer ? SSL_VERIFY_PEER : SSL_VERIFY_NONE, NULL);
     SSL_CTX_set_mode(all, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
     SSL_CTX_set_read_ahead(all, 1); // two records in one call
     SSL_CTX_set_default_read_buffer_len(all, 32768);
     t->ssl = SSL_new(all);
     if (!t->ssl || !SSL_set_fd(t->ssl, io->socket)) die("no memory", "");
-    if (name && !X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(t->ssl), name)) {
-        if (!SSL_set1_host(t->ssl, name) ||
-            !SSL_set_tlsext_host_name(t->ssl, (char *)(uintptr_t)name))
-            die("no name for a certificate", name);
-    }
+    if (name && !X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(t->ssl), name) &&
+        !(SSL_set1_host(t->ssl, name) && SSL_set_tlsext_host_name(t->ssl, (char *)(uintptr_t)name)))
+        die("no name for a certificate", name);
     SSL_set_connect_state(t->ssl);
     SSL_CTX_free(all);
     ERR_clear_error();
@@ -145,9 +140,9 @@ int main(int argc, char **argv)
         error = nbd_sync_read(&sync, memory, (size_t)part, at);
         if (!error && fwrite(memory, 1, (size_t)part, stdout) != part) die("cannot write", "");
     }
-    if (!error) error = nbd_sync_close(&sync);
     if (*uri.detail) die(nbd_strerror(error), uri.detail);
-    if (error) die(nbd_strerror(error), *sync.message ? sync.message : nbd_detail(&client));
+    if (error || (error = nbd_sync_close(&sync)))
+        die(nbd_strerror(error), *sync.message ? sync.message : nbd_detail(&client));
     SSL_free(t.ssl);
     return fflush(stdout) != 0;
 }

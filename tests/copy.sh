@@ -625,6 +625,10 @@ terminate() {
     kill -TERM "$copier"
 }
 
+hang_up() {
+    kill -HUP "$copier"
+}
+
 slow() {
     serve_nbdkit --filter=delay memory 64M delay-read=20ms delay-write=20ms
 }
@@ -632,7 +636,7 @@ slow() {
 mid_copy() {
     local action
     truncate -s 64M "$tmp/sparse"
-    for action in kill_server interrupt terminate; do
+    for action in kill_server interrupt terminate hang_up; do
         check "$action in a download: slow server starts" slow
         check "$action in a download: no success, no file" in_mid_copy $action "$uri" "$tmp/out"
         check "$action in an upload: slow server starts" slow

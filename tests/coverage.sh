@@ -60,7 +60,9 @@ export CLANG flags mbedtls
 sources >"$build/sources"
 # What only a build with cuts has: lines of their refusals.
 printf '#define NBD_MINIMAL\n#include "cuts.c"\n' >"$tree/tests/test_cuts_minimal.c"
-echo tests/test_cuts_minimal >>"$build/sources"
+printf '#define NBD_NO_%s\n' TLS EXTENDED_HEADERS BLOCK_STATUS >"$tree/tests/test_cuts_options.c"
+echo '#include "cuts.c"' >>"$tree/tests/test_cuts_options.c"
+printf 'tests/test_cuts_%s\n' minimal options >>"$build/sources"
 (cd "$tree" && xargs -n 1 -P "${JOBS:-$(nproc)}" sh ../one) <"$build/sources"
 if [ -s "$build/failed" ]; then
     fail coverage_programs_run "$(tr '\n' ' ' <"$build/failed")"
