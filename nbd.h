@@ -5089,7 +5089,7 @@ static int nbdi_tls_get(void *context, unsigned char *to, size_t size)
 // An alert that mbedTLS could not send does not stop reading: nbdi_tls_flush is to send it.
 static int nbdi_tls_may_go_on(const nbd_tls *tls)
 {
-    return tls->up && !tls->latch && tls->sending && tls->blocked == NBD_IO_WRITE;
+    return tls->up && !tls->latch && tls->sending;
 }
 
 // What a result of mbedTLS that moved nothing means: NBD_IO_..., or NBDI_TLS_AGAIN.  It

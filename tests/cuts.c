@@ -638,6 +638,7 @@ static void options_that_are_cut_are_refused(void)
     if (!extended) await(NBD_EVENT_OPTION);
     CHECK_EQUAL(negotiates(NBD_OPTION_LIST_META_CONTEXT), status);
     if (!status) await(NBD_EVENT_OPTION);
+    CHECK_EQUAL(negotiates(NBD_OPTION_SET_META_CONTEXT), status ? status : NBD_ERR_UNSUPPORTED);
     CHECK_EQUAL(negotiates(NBD_OPTION_GO), 0);
     await(NBD_EVENT_READY);
     close_export();
