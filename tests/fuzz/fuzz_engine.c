@@ -35,7 +35,7 @@
 #define PIECES 6
 #define READ_MOST 6000u
 #define QUEUE 65536u
-#define STALE 0xA5 // what read memory holds before; the server never sends it
+#define STALE 0xA5 // what read memory holds before; no content has it
 #define CONTEXTS 3u
 
 /// The model ///
@@ -68,6 +68,7 @@ static struct {
     uint32_t in_size;
     int greeted, style, flags_seen, zeroes, discarded, ended;
     int tainted;     // bytes were sent that are in no model
+    int stale;       // STALE was among what was sent
     uint32_t option; // last one whose header has come
     uint32_t option_left;
     uint32_t options_answered;
@@ -245,6 +246,7 @@ static void issue(void)
 static void out8(unsigned x)
 {
     MUST(server.out_end < QUEUE);
+    server.stale |= x == STALE;
     server.out[server.out_end++] = (uint8_t)x;
 }
 
@@ -432,9 +434,12 @@ static void send_noise(void)
 static void flip(void)
 {
     uint32_t size = server.out_end - server.out_start;
+    uint8_t *at;
     if (size == 0) return;
     server.tainted = 1;
-    server.out[server.out_start + wide() % size] ^= (uint8_t)(1u << pick(8));
+    at = &server.out[server.out_start + wide() % size];
+    *at ^= (uint8_t)(1u << pick(8));
+    server.stale |= *at == STALE;
 }
 
 static void answer_request(void)
@@ -860,7 +865,7 @@ static void check_read(request *r, const nbd_event *event)
         uint8_t is = *request_byte(r, i);
         int right = r->hole[i] ? is == 0 : is == content(r->op.offset + i);
         if (server.tainted) {
-            MUST(is != STALE || (success && (r->op.flags & NBD_SPARSE)));
+            MUST(is != STALE || server.stale || (success && (r->op.flags & NBD_SPARSE)));
         } else if (success) {
             MUST(r->sent[i] == 1 && (right || (r->hole[i] && (r->op.flags & NBD_SPARSE))));
         } else {
