@@ -2724,9 +2724,10 @@ static uint32_t nbdi_direct(const nbd_client *c)
 // more than one request in flight replies come in batches, and reading ahead saves calls.
 static int nbdi_expects_large(const nbd_client *c)
 {
-    const nbd_slot *s = &c->config.slots[c->last];
-    return !NBDI_SMALL && c->state == NBDI_REPLY && c->counters.in_flight == 1 &&
-           s->command == NBD_READ && s->size >= NBDI_LARGE;
+    const nbd_slot *s;
+    if (NBDI_SMALL || c->state != NBDI_REPLY || c->counters.in_flight != 1) return 0;
+    s = &c->config.slots[c->last]; // most likely the one
+    return s->command == NBD_READ && s->size >= NBDI_LARGE;
 }
 
 // Bytes to be read ahead.  Before a large payload they are little more than its header; when
