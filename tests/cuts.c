@@ -605,14 +605,9 @@ static void options_that_are_cut_are_not_sent(void)
 #ifndef NBD_NO_NEGOTIATE
 static int negotiates(uint32_t number)
 {
-    static const char *const queries[] = {"base:allocation"};
     nbd_option asked = NBD_ZERO;
 
     asked.option = number;
-    if (number == NBD_OPTION_LIST_META_CONTEXT) {
-        asked.queries = queries;
-        asked.query_count = 1;
-    }
     return nbd_negotiate(&client, &asked);
 }
 
