@@ -85,6 +85,6 @@ def keys():
 
 def programs_of(cell):
     names = ["ours", "libnbd", "floor"]
-    if cleared(cell) and cell.depth > 1:
+    if cleared(cell):
         names += ["ours, default", "libnbd, default"]
     return names
