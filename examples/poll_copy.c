@@ -107,10 +107,9 @@ static void open_side(side *s, const char *name)
 
 static void close_side(side *s)
 {
-    int error = 0;
-    if (s == &target && nbd_allows(&s->client, NBD_FLUSH, 0)) error = nbd_sync_flush(&s->sync);
-    if (!error) error = nbd_sync_close(&s->sync);
-    if (error) die(s, size, nbd_strerror(error));
+    int flushes = s == &target && nbd_allows(&s->client, NBD_FLUSH, 0);
+    int error = flushes ? nbd_sync_flush(&s->sync) : 0;
+    if (error || (error = nbd_sync_close(&s->sync))) die(s, size, nbd_strerror(error));
 }
 
 int main(int argc, char **argv)

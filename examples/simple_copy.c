@@ -62,10 +62,8 @@ static void open_side(side *s, const char *name, int flags)
     s->fd = IS_URI(name) ? -1 : open(name, flags, 0666);
     off_t end = s->fd < 0 ? -1 : lseek(s->fd, 0, SEEK_END);
     s->size = (uint64_t)end;
-    if (IS_URI(name))
-        open_server(s);
-    else if (end < 0)
-        die(s, NULL, 0, strerror(errno));
+    if (!IS_URI(name) && end < 0) die(s, NULL, 0, strerror(errno));
+    if (IS_URI(name)) open_server(s);
 }
 
 // nbd_sync_read with a flag.  DONE comes in every case, after nbd_abandon too.
@@ -134,8 +132,11 @@ int main(int argc, char **argv)
     open_side(&from, argv[0], O_RDONLY);
     open_side(&to, argv[1], O_WRONLY | O_CREAT);
     // A regular file becomes as long as it must; anything else has to be.
-    if (to.fd >= 0 && fstat(to.fd, &status) == 0 && S_ISREG(status.st_mode))
-        to.size = ftruncate(to.fd, 0) || ftruncate(to.fd, (off_t)from.size) ? 0 : from.size;
+    if (to.fd >= 0 && fstat(to.fd, &status) == 0 && S_ISREG(status.st_mode)) {
+        to.size = from.size;
+        if (ftruncate(to.fd, 0) || ftruncate(to.fd, (off_t)to.size))
+            die(&to, NULL, 0, strerror(errno));
+    }
     if (to.size < from.size) die(&to, NULL, 0, "smaller than the source");
     if (from.fd < 0) size = nbd_fit(&from.client, NBD_READ, size);
     for (uint64_t offset = 0; offset < from.size; offset += size) {

@@ -106,6 +106,8 @@ files() {
     refuse "$1: a file that is not there is an error" ': No such file' copies "$2" "$tmp/none" "$uri"
     refuse "$1: a device that is too small is an error" '^simple_copy: /dev/full: smaller' \
         copies "$2" "$source_uri" /dev/full
+    refuse "$1: a file that cannot grow is an error that says why" ': File too large' \
+        sh -c "trap '' XFSZ; ulimit -f 1; exec timeout 60 '$tmp/$2' '$source_uri' '$tmp/file'"
 }
 
 # Each gets servers of its own: nbdkit 1.32 may abort when a client leaves in the middle.
