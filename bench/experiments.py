@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Five experiments: bench/experiments.py NAME [--rounds N] [--quick]
+"""Five experiments: bench/experiments.py NAME [--rounds N] [--quick] [--pin MODE]
 
 NAME is no-init, send-more, parallel, connections or tls.  Each prints its table, and
 writes it to bench/results-NAME.md and a plot to bench/plots/; with --quick, an eighth of the
@@ -30,6 +30,7 @@ DEFAULT_MODE = measure.BUILD / "default"  # the same examples without NBD_NO_INI
 # What all of them share
 
 part = 1  # with --quick, all is this much smaller
+pinning = "none"  # our server and its clients, a key of measure.PINS
 
 
 def image_size():
@@ -40,8 +41,17 @@ def counted(count):
     return max(count // part, 1)
 
 
+def fast_server(address):
+    return measure.fast_server(address, cpu=measure.PINS[pinning][0])
+
+
+def client(name):
+    """The words that run a client of our server."""
+    return [*measure.pin(measure.PINS[pinning][1]), *measure.program(name)]
+
+
 def subject(log, *command):
-    """A program to interleave.  Nothing is pinned to a cpu."""
+    """A program to interleave."""
     return lambda number: measure.run(command, log, round=number)
 
 
@@ -76,6 +86,7 @@ def report(name, title, rounds, notes, parts):
             *(f"- {line}" for line in measure.machine()),
             *(f"- {line}" for line in measure.versions() if line),
             f"- medians of {rounds} interleaved rounds; in brackets the interval of the median",
+            f"- {measure.pin_line(pinning)}",
             *(f"- {note}" for note in notes), ""]
     for heading, header, rows in parts:
         text += [f"## {heading}", "", measure.table(header, rows)]
@@ -246,12 +257,11 @@ THREADS = 8
 MIXED_COUNT = 1500  # requests of each connection
 
 
-def senders(log, uri, words):
-    """nbdh in its three ways of sending, and libnbd."""
-    group = {send: subject(log, *measure.program("nbdh"), uri, *words, "--send", send)
-             for send in SENDS}
+def senders(log, program, uri, words):
+    """nbdh in its three ways of sending, and libnbd; `program` gives the words that run them."""
+    group = {send: subject(log, *program("nbdh"), uri, *words, "--send", send) for send in SENDS}
     if measure.program("libnbd"):
-        group["libnbd"] = subject(log, *measure.program("libnbd"), uri, *words)
+        group["libnbd"] = subject(log, *program("libnbd"), uri, *words)
     return group
 
 
@@ -260,11 +270,11 @@ def send_groups(log, fast, memory):
     for transport, uri in fast.items():
         for size, depth, count in WRITES:
             words = ["--op", "write", "--size", size, "--depth", depth, "--count", counted(count)]
-            groups[(transport, size, depth)] = senders(log, uri, words)
+            groups[(transport, size, depth)] = senders(log, client, uri, words)
     mixed = ["--op", "mixed", "--size", 256 * KIB, "--depth", 64, "--count", counted(MIXED_COUNT),
              "--connections", THREADS, "--threads", THREADS, "--no-init"]
     for transport, uri in memory.items():
-        groups[(transport, "mixed", 64)] = senders(log, uri, mixed)
+        groups[(transport, "mixed", 64)] = senders(log, measure.program, uri, mixed)
     return groups
 
 
@@ -297,7 +307,7 @@ def measure_send_more(rounds):
             return {transport: stack.enter_context(serve(address, *arguments)).uri
                     for transport, address in where.items()}
 
-        fast = both(measure.fast_server, "fast")
+        fast = both(fast_server, "fast")
         memory = both(measure.nbdkit, "memory", "memory", "100M")
         return run_groups("send-more", lambda log: send_groups(log, fast, memory), rounds)
 
@@ -459,7 +469,7 @@ def connections_groups(log, uri):
     groups = {}
     for key in itertools.product(("few busy", "all busy"), CONNECTIONS):
         groups[key] = {"ours": subject(
-            log, *measure.program("connections"), uri, "--connections", key[1], "--busy",
+            log, *client("connections"), uri, "--connections", key[1], "--busy",
             busy_of(key), "--count", counted(max(50000, 10 * key[1])))}
     return groups
 
@@ -492,8 +502,7 @@ def measure_connections(rounds):
     """The results, and the instructions of each."""
     with contextlib.ExitStack() as stack:
         directory = scratch(stack, "/dev/shm")
-        server = stack.enter_context(measure.fast_server(
-            measure.unix_address(directory, "fast")))
+        server = stack.enter_context(fast_server(measure.unix_address(directory, "fast")))
         results = run_groups("connections", lambda log: connections_groups(log, server.uri), rounds)
         return results, {key: instructions(server.uri, key[1], busy_of(key)) for key in results}
 
@@ -691,12 +700,15 @@ EXPERIMENTS = {"no-init": (no_init, 9), "send-more": (send_more, 11), "parallel"
 
 
 def main():
-    global part
+    global part, pinning
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("name", choices=EXPERIMENTS)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--quick", action="store_true", help="an eighth of everything, to try it")
+    parser.add_argument("--pin", choices=measure.PINS, default="none",
+                        help="our server and its clients")
     arguments = parser.parse_args()
+    pinning = arguments.pin
     part = 8 if arguments.quick else 1
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers are stopped then
     call, rounds = EXPERIMENTS[arguments.name]

@@ -149,6 +149,19 @@ def pin(cpu):
     return ["taskset", "-c", str(cpu)]
 
 
+# The cpus of our server and of its clients, the peer's like ours.  Real servers and copies
+# have threads: they are never pinned.
+PINS = {"none": (None, None), "apart": (0, 1), "together": (1, 1)}
+
+
+def pin_line(mode):
+    cpus = PINS[mode]
+    if not pin(cpus[0]):
+        return "nothing is pinned to a cpu"
+    return (f"our server is pinned to cpu {cpus[0]}, its clients to cpu {cpus[1]}; real servers "
+            "and copies are not pinned")
+
+
 def from_tree(path):
     """Words that run the program at `path` with the libraries of the Debian 13 tree."""
     name = pathlib.Path(path).name

@@ -29,9 +29,6 @@ EXPORT = 64 * MIB
 ROUNDS, QUICK_ROUNDS = 11, 3
 SECONDS = 0.4  # that one run takes
 OVERHEAD = 0.06  # seconds: starting a program and connecting
-# The cpus of our server and of its clients, the peer's like ours.  Real servers and copies
-# have threads: they are never pinned.
-PINS = {"none": (None, None), "apart": (0, 1), "together": (1, 1)}
 
 
 def start_servers(stack, directory, cpu):
@@ -90,7 +87,7 @@ class Plan:
     def __init__(self, log, options):
         self.log = log
         self.seconds = options.seconds
-        self.cpu = PINS[options.pin][1]
+        self.cpu = measure.PINS[options.pin][1]
         self.groups = {}
         self.cost = 0.0  # seconds of one round
 
@@ -179,14 +176,6 @@ def add_copies(plan, stack, directory):
 # All of it
 
 
-def pin_line(mode):
-    cpus = PINS[mode]
-    if not measure.pin(cpus[0]):
-        return "nothing is pinned to a cpu"
-    return (f"our server is pinned to cpu {cpus[0]}, its clients to cpu {cpus[1]}; real servers "
-            "and copies are not pinned")
-
-
 def head(options):
     """Lines for the log that say how the figures came about, and where."""
     return [
@@ -195,7 +184,7 @@ def head(options):
         f"{measure.first_line([*measure.tool('nbdcopy'), '--version'])}; "
         f"{measure.first_line([*measure.tool('qemu-img'), '--version'])}",
         f"- servers: {'; '.join(measure.versions())}",
-        f"- a run takes about {options.seconds:g} s; {pin_line(options.pin)}",
+        f"- a run takes about {options.seconds:g} s; {measure.pin_line(options.pin)}",
     ]
 
 
@@ -233,7 +222,7 @@ def measure_all(options, log):
           flush=True)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="nbd-bench."))
-        servers = start_servers(stack, directory, PINS[options.pin][0])
+        servers = start_servers(stack, directory, measure.PINS[options.pin][0])
         progress = measure.Progress(counts.STEPS)
         log.add(counts=counts.all_counts(log, servers, progress))
         progress.end()
@@ -258,7 +247,7 @@ def parse_options():
     parser.add_argument("--rounds", type=int, help=f"{ROUNDS}, with --quick {QUICK_ROUNDS}")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="that one run takes")
     parser.add_argument("--log", help="measure nothing, make the report of this log")
-    parser.add_argument("--pin", choices=PINS, default="none", help="our server and its clients")
+    parser.add_argument("--pin", choices=measure.PINS, default="none", help="our server and its clients")
     options = parser.parse_args()
     options.rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     return options
