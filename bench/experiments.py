@@ -30,7 +30,7 @@ DEFAULT_MODE = measure.BUILD / "default"  # the same examples without NBD_NO_INI
 # What all of them share
 
 part = 1  # with --quick, all is this much smaller
-pinning = "none"  # our server and its clients, a key of measure.PINS
+pinning = "none"  # of our server and its clients, a key of measure.PINS
 
 
 def image_size():
@@ -42,12 +42,12 @@ def counted(count):
 
 
 def fast_server(address):
-    return measure.fast_server(address, cpu=measure.PINS[pinning][0])
+    return measure.fast_server(address, cpu=measure.cpus_of(pinning)[0])
 
 
 def client(name):
     """The words that run a client of our server."""
-    return [*measure.pin(measure.PINS[pinning][1]), *measure.program(name)]
+    return [*measure.pin(measure.cpus_of(pinning)[1]), *measure.program(name)]
 
 
 def subject(log, *command):
@@ -705,7 +705,7 @@ def main():
     parser.add_argument("name", choices=EXPERIMENTS)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--quick", action="store_true", help="an eighth of everything, to try it")
-    parser.add_argument("--pin", choices=measure.PINS, default="none",
+    parser.add_argument("--pin", choices=("none", "apart", "together"), default="none",
                         help="our server and its clients")
     arguments = parser.parse_args()
     pinning = arguments.pin

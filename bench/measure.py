@@ -149,17 +149,23 @@ def pin(cpu):
     return ["taskset", "-c", str(cpu)]
 
 
-# The cpus of our server and of its clients, the peer's like ours.  Real servers and copies
-# have threads: they are never pinned.
-PINS = {"none": (None, None), "apart": (0, 1), "together": (1, 1)}
+# The cpus of a server and of its clients, the peer's like ours; and whether real servers are
+# pinned as our own is.  Copies have threads: they are never pinned.
+PINS = {"none": (None, None, False), "apart": (0, 1, False), "together": (1, 1, False),
+        "all": (1, 1, True)}
+
+
+def cpus_of(mode, real=False):
+    server, client, reals = PINS[mode]
+    return (server, client) if reals or not real else (None, None)
 
 
 def pin_line(mode):
-    cpus = PINS[mode]
-    if not pin(cpus[0]):
+    server, client, reals = PINS[mode]
+    if not pin(server):
         return "nothing is pinned to a cpu"
-    return (f"our server is pinned to cpu {cpus[0]}, its clients to cpu {cpus[1]}; real servers "
-            "and copies are not pinned")
+    return (f"{'servers are' if reals else 'our server is'} pinned to cpu {server}, clients to "
+            f"cpu {client}; {'' if reals else 'real servers and '}copies are not pinned")
 
 
 def from_tree(path):

@@ -31,19 +31,21 @@ SECONDS = 0.4  # that one run takes
 OVERHEAD = 0.06  # seconds: starting a program and connecting
 
 
-def start_servers(stack, directory, cpu):
+def start_servers(stack, directory, pinning):
     """All are there from the beginning to the end: the programs alternate, not the servers."""
     def path(name):
         return measure.unix_address(directory, name)
 
     fast = {UNIX: path("fast"), TCP: measure.tcp_address()}
+    cpu, real_cpu = measure.cpus_of(pinning)[0], measure.cpus_of(pinning, real=True)[0]
     servers = {name: measure.fast_server(at, EXPORT, cpu=cpu) for name, at in fast.items()}
     if measure.has("nbdkit"):
-        servers[NBDKIT] = measure.nbdkit(path("nbdkit"), "memory", f"{EXPORT // MIB}M")
+        servers[NBDKIT] = measure.nbdkit(path("nbdkit"), "memory", f"{EXPORT // MIB}M",
+                                         cpu=real_cpu)
     if measure.has("qemu-nbd"):
         disk = pathlib.Path(directory) / "disk"
         disk.write_bytes(b"\1" * EXPORT)
-        servers[QEMU] = measure.qemu_nbd(path("qemu"), disk)
+        servers[QEMU] = measure.qemu_nbd(path("qemu"), disk, cpu=real_cpu)
     for server in servers.values():
         stack.enter_context(server)
     return servers
@@ -52,13 +54,13 @@ def start_servers(stack, directory, cpu):
 # One run
 
 
-def command_of(name, server, cell, cpu, *more):
+def command_of(name, server, cell, pinning, *more):
     binary, *options = BINARIES[name]
     words = measure.program(binary)
     if not words:
         return []
-    pinned = measure.pin(cpu) if cell.server in FAST else []
-    return [*pinned, *words, server.uri, "--op", cell.op, "--size", cell.size, "--depth",
+    _, cpu = measure.cpus_of(pinning, real=cell.server not in FAST)
+    return [*measure.pin(cpu), *words, server.uri, "--op", cell.op, "--size", cell.size, "--depth",
             cell.depth, *options, *more]
 
 
@@ -87,7 +89,7 @@ class Plan:
     def __init__(self, log, options):
         self.log = log
         self.seconds = options.seconds
-        self.cpu = measure.PINS[options.pin][1]
+        self.pinning = options.pin
         self.groups = {}
         self.cost = 0.0  # seconds of one round
 
@@ -121,7 +123,7 @@ def add_cells(plan, servers, cells, progress):
         for name in programs_of(cell):
             progress.step(f"counting for {cell}, {name}")
             if cell.server in servers:
-                command = command_of(name, servers[cell.server], cell, plan.cpu)
+                command = command_of(name, servers[cell.server], cell, plan.pinning)
                 plan.add(cell, name, command, cell.depth)
 
 
@@ -131,7 +133,8 @@ def add_curves(plan, servers, progress):
         cell = Cell(UNIX, "read", size, 64)
         for buffer in BUFFERS:
             progress.step(f"counting for a buffer of {measure.size_name(buffer)}")
-            command = command_of("ours", servers[UNIX], cell, plan.cpu, "--buffer", buffer)
+            command = command_of("ours", servers[UNIX], cell, plan.pinning, "--buffer",
+                                 buffer)
             plan.add(Curve(size), buffer, command, cell.depth)
 
 
@@ -191,8 +194,8 @@ def head(options):
 def estimate(cells, options):
     """Seconds, before anything has been measured: on paper."""
     runs = sum(len(programs_of(cell)) for cell in cells)
-    curve_runs = 0 if options.quick else len(CURVES) * len(BUFFERS)
-    copy_runs = 0 if options.quick else 6
+    curve_runs = 0 if options.partial else len(CURVES) * len(BUFFERS)
+    copy_runs = 0 if options.partial else 6
     one = options.seconds + OVERHEAD
     each_round = (runs + curve_runs) * one + copy_runs * 1.0
     return (runs + curve_runs) * one + options.rounds * each_round + 2.5 * counts.STEPS
@@ -200,10 +203,10 @@ def estimate(cells, options):
 
 def plan_all(stack, directory, servers, cells, options, log):
     plan = Plan(log, options)
-    curve_steps = 0 if options.quick else len(CURVES) * len(BUFFERS)
+    curve_steps = 0 if options.partial else len(CURVES) * len(BUFFERS)
     progress = measure.Progress(sum(len(programs_of(cell)) for cell in cells) + curve_steps)
     add_cells(plan, servers, cells, progress)
-    if not options.quick:
+    if not options.partial:
         add_curves(plan, servers, progress)
         add_copies(plan, stack, directory)
     progress.end()
@@ -216,13 +219,14 @@ def plan_all(stack, directory, servers, cells, options, log):
 def measure_all(options, log):
     """Everything that is found is in the log."""
     start = time.monotonic()
-    log.add(head=head(options), quick=options.quick)
-    cells = grid(options.quick) + real_cells(options.quick)
+    log.add(head=head(options), quick=options.partial)
+    every = grid(options.quick) + real_cells(options.quick)
+    cells = [cell for cell in every if options.cells in str(cell)]
     print(f"bench: about {measure.duration(estimate(cells, options))}, log in {log.path}",
           flush=True)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="nbd-bench."))
-        servers = start_servers(stack, directory, measure.PINS[options.pin][0])
+        servers = start_servers(stack, directory, options.pin)
         progress = measure.Progress(counts.STEPS)
         log.add(counts=counts.all_counts(log, servers, progress))
         progress.end()
@@ -247,8 +251,12 @@ def parse_options():
     parser.add_argument("--rounds", type=int, help=f"{ROUNDS}, with --quick {QUICK_ROUNDS}")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="that one run takes")
     parser.add_argument("--log", help="measure nothing, make the report of this log")
-    parser.add_argument("--pin", choices=measure.PINS, default="none", help="our server and its clients")
+    parser.add_argument("--pin", choices=measure.PINS, default="none",
+                        help="our server and its clients, or all servers and clients")
+    parser.add_argument("--cells", default="", metavar="TEXT",
+                        help="those with TEXT in their name, and the counts, only")
     options = parser.parse_args()
+    options.partial = options.quick or options.cells != ""  # is printed, but no report is written
     options.rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     return options
 
@@ -260,7 +268,7 @@ def main():
     if missing():
         print(f"bench: not there: {', '.join(missing())}", file=sys.stderr)
         return 2
-    log = measure.dated_log("quick" if options.quick else "bench")
+    log = measure.dated_log("quick" if options.partial else "bench")
     measure_all(options, log)
     return report.tell(report.Logged(log.path))
 
