@@ -86,7 +86,6 @@ def report(name, title, rounds, notes, parts):
             *(f"- {line}" for line in measure.machine()),
             *(f"- {line}" for line in measure.versions() if line),
             f"- medians of {rounds} interleaved rounds; in brackets the interval of the median",
-            f"- {measure.pin_line(pinning)}",
             *(f"- {note}" for note in notes), ""]
     for heading, header, rows in parts:
         text += [f"## {heading}", "", measure.table(header, rows)]
@@ -319,7 +318,7 @@ def send_more(rounds):
               *(f"segments/req {n}" for n in names), *(f"CPU µs/req {n}" for n in names)]
     writes = [send_row(k, r) for k, r in results.items() if k[1] != "mixed"]
     mixed = [send_row(k, r) for k, r in results.items() if k[1] == "mixed"]
-    notes = [f"libnbd {measure.libnbd_version()}",
+    notes = [measure.pin_line(pinning), f"libnbd {measure.libnbd_version()}",
              "plain: header and payload in sends of their own; more: the same with MSG_MORE; "
              "gather: all that is queued in one call, as nbd.h does it",
              "segments are what the client's kernel sent, from TCP_INFO; its acknowledgements "
@@ -520,7 +519,8 @@ def connections(rounds):
               "CPU µs/req", "user", "sys", "req/s", "user instructions/req"]
     rows = [connections_row(key, results[key], instructions_each[key])
             for key in sorted(results, key=lambda key: (key[0] == "all busy", key[1]))]
-    notes = ["reads of 512 B, one in flight on each busy connection, Unix socket, fast server",
+    notes = [measure.pin_line(pinning),
+             "reads of 512 B, one in flight on each busy connection, Unix socket, fast server",
              "one thread, one epoll set; 4 slots and a buffer of 256 bytes for each connection",
              "RSS is the growth of the client's process, which tells nothing for less than "
              "a hundred; the memory of kernel and server is not counted"]
